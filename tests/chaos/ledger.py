@@ -139,8 +139,7 @@ def figure(row: Row, number: int, limit: int) -> str:
 def describe_run() -> str:
     """Commit and versions."""
     with HurtableServer() as server:
-        info = server.ask("INFO", "server")
-    assert isinstance(info, bytes)
+        info: bytes = server.ask("INFO", "server")
     fields = dict(
         line.split(":", 1) for line in info.decode().splitlines() if ":" in line
     )

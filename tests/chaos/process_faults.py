@@ -139,7 +139,7 @@ async def ahead(stage: Stage) -> None:
 
 
 def empty(stage: Stage) -> bool:
-    return stage.server.ask("LLEN", stage.control) == 0
+    return bool(stage.server.ask("LLEN", stage.control) == 0)
 
 
 async def online(stage: Stage, status: str) -> None:

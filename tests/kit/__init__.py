@@ -21,7 +21,6 @@ from bls_agent.testing.link import (
     Slices,
     Swallow,
 )
-from tests.kit.admin import AdminConnection
 from tests.kit.evidence import (
     Evidence,
     Footprint,
@@ -49,7 +48,6 @@ from tests.kit.rules import (
 from tests.kit.server import HurtableServer
 
 __all__ = [
-    "AdminConnection",
     "Armed",
     "Condition",
     "Cut",

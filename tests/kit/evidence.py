@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from bls_agent.core.errors import RedisUnavailableError
+from redis.exceptions import RedisError, ResponseError
+
 from bls_agent.core.keys import PROJECT_STATUS
 from bls_agent.project.messages import Status
 from bls_agent.project.stats import AgentStats
@@ -157,14 +158,13 @@ class StatusSampler:
         *,
         interval: float = SAMPLE_INTERVAL,
     ) -> None:
-        self._port = port
         self._key = PROJECT_STATUS.build(project=project)
         self._samples = samples
         self._interval = interval
         self._truth: frozenset[str | None] = frozenset()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_on, daemon=True)
-        self._connection: AdminConnection | None = None
+        self._connection = AdminConnection(port, SAMPLE_TIMEOUT)
 
     def expect(self, *truth: Status | None) -> None:
         """Say what is true from now on; ``None``: no status at all. Nothing: anything."""
@@ -187,22 +187,16 @@ class StatusSampler:
             if before and before is self._truth:
                 now = time.monotonic()
                 self._samples.append(StatusSample(now, answered, shown, before))
-        self._close()
+        self._connection.close()
 
     def _look(self) -> tuple[bool, str | None]:
         try:
-            if self._connection is None:
-                self._connection = AdminConnection(self._port, SAMPLE_TIMEOUT)
             value = self._connection.ask("GET", self._key)
-        except RedisUnavailableError as error:
-            self._close()
-            return error.kind == "answered" and "WRONGTYPE" in error.reason, None
+        except ResponseError as error:
+            return "WRONGTYPE" in str(error), None
+        except RedisError:
+            return False, None
         return True, value.decode() if isinstance(value, bytes) else None
-
-    def _close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
 
 def _resident_bytes() -> int:

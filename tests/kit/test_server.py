@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 
 import pytest
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError as LostError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError as SlowError,
+)
 
-from bls_agent import RedisUnavailableError
-from tests.kit import AdminConnection, HurtableServer
+from tests.kit import HurtableServer
+from tests.kit.admin import AdminConnection
 
 PAGE = Path(__file__).parents[2] / "docs/chaos.md"
-INJURIES = {
-    "full": ("OOM", "PONG"),
-    "demoted": ("READONLY", "PONG"),
-    "without_disk": ("MISCONF", "MISCONF"),
-    "without_replicas": ("NOREPLICAS", "PONG"),
-    "loading": ("LOADING", "LOADING"),
-    "killed": ("", ""),
-    "crowded": ("ERR max number of clients", "ERR max number of clients"),
+INJURIES: dict[str, tuple[type[RedisError], str, bool]] = {
+    # What a write raises, its text, and whether PING is answered.
+    "full": (OutOfMemoryError, "used memory", True),
+    "demoted": (ReadOnlyError, "read only", True),
+    "without_disk": (ResponseError, "MISCONF", False),
+    "without_replicas": (ResponseError, "NOREPLICAS", True),
+    "loading": (BusyLoadingError, "loading", False),
+    "killed": (LostError, "refused", False),
+    "crowded": (LostError, "max number of clients", False),
 }
 
 
@@ -35,7 +44,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[HurtableServer]:
 def keeps(server: HurtableServer) -> bool:
     """Tell whether what was answered survives a kill."""
     found = server.ask("CONFIG", "GET", "appendonly")
-    return found == [b"appendonly", b"yes"]
+    return bool(found == [b"appendonly", b"yes"])
 
 
 @pytest.fixture
@@ -44,25 +53,20 @@ def one_server() -> Iterator[HurtableServer]:
         yield server
 
 
-def answer(server: HurtableServer, *words: str) -> str:
-    try:
-        reply = server.ask(*words)
-    except RedisUnavailableError as error:
-        return error.reason
-    return reply.decode() if isinstance(reply, bytes) else str(reply)
-
-
 @pytest.mark.parametrize("injury", INJURIES)
 def test_it_hurts_and_heals(server: HurtableServer, injury: str) -> None:
     """Inside of the block it refuses as it should, afterwards it takes writes again."""
-    refusal, pong = INJURIES[injury]
+    error, text, answers = INJURIES[injury]
     server.ask("SET", "before", "1")
     with getattr(server, injury)():
-        said = answer(server, "SET", "key", "value")
-        assert said != "OK"
-        assert said.startswith(refusal)
-        assert answer(server, "PING").startswith(pong)
-    assert answer(server, "SET", "key", "value") == "OK"
+        with pytest.raises(error, match=text):
+            server.ask("SET", "key", "value")
+        if answers:
+            assert server.ask("PING") == b"PONG"
+        else:
+            with pytest.raises(error, match=text):
+                server.ask("PING")
+    assert server.ask("SET", "key", "value") == b"OK"
     forgets = injury == "killed" and not keeps(server)
     assert server.ask("DBSIZE") == (1 if forgets else 2)
 
@@ -83,7 +87,7 @@ def test_frozen_it_accepts_and_does_not_answer(one_server: HurtableServer) -> No
     """Connections stay, and what was sent is answered later."""
     with one_server.frozen():
         connection = AdminConnection(one_server.port, timeout=0.05)
-        with pytest.raises(RedisUnavailableError, match="timed out"):
+        with pytest.raises(SlowError):
             connection.ask("PING")
         connection.close()
     assert one_server.ask("PING") == b"PONG"
@@ -102,27 +106,9 @@ def test_clients_are_disconnected(one_server: HurtableServer) -> None:
     client = AdminConnection(one_server.port)
     client.ask("SET", "key", "value")
     one_server.disconnect_clients()
-    with pytest.raises(RedisUnavailableError, match="closed"):
+    with pytest.raises(LostError, match="closed"):
         client.ask("PING")
     client.close()
-
-
-def test_replies_of_all_kinds_are_read(one_server: HurtableServer) -> None:
-    """Lists, numbers, texts with line ends, nothing, errors."""
-    one_server.ask("RPUSH", "list", "a\r\nb", b"\xff", 1.5)
-    assert one_server.ask("LRANGE", "list", 0, -1) == [b"a\r\nb", b"\xff", b"1.5"]
-    assert one_server.ask("GET", "nothing") is None
-    with pytest.raises(RedisUnavailableError, match="WRONGTYPE"):
-        one_server.ask("GET", "list")
-
-
-def test_nobody_there() -> None:
-    """An error of ours, with the address."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        with pytest.raises(RedisUnavailableError, match=str(port)):
-            AdminConnection(port)
 
 
 def test_the_page_names_the_injuries_that_there_are() -> None:
