@@ -234,7 +234,11 @@ class Connection:
         return reply
 
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests that change nothing; repeat them if the connection is lost."""
+        """Send requests that change nothing; repeat them if the connection is lost.
+
+        After :meth:`aclose` they are not repeated, because nobody would close the new
+        connection.
+        """
         try:
             return await self.call_many(requests)
         except RedisUnavailableError as error:

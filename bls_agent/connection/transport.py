@@ -34,7 +34,7 @@ from bls_agent.connection.endpoint import (
     push_type,
 )
 from bls_agent.connection.faults import classify, translate
-from bls_agent.core.errors import RedisRefusedError
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
 if TYPE_CHECKING:
     import asyncio
@@ -284,7 +284,8 @@ class Channel:
 
     def close(self) -> None:
         """Close the connection; callers that wait for a reply get an error."""
-        self.fail(ConnectionError("the connection was closed"), is_loss=False)
+        closed = RedisUnavailableError("closed", "the connection was closed")
+        self.fail(closed, is_loss=False)
 
     def close_from_anywhere(self) -> None:
         """Make the event loop close the connection; any thread may call this."""

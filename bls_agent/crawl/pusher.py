@@ -125,6 +125,4 @@ async def name_wrong_type(pool: ConnectionPool, keys: QueueKeys, reply: Reply) -
 
 def closed_error(*, ambiguous: bool = False) -> RedisUnavailableError:
     """Make the error for tasks that wait for a queue when it is closed."""
-    return RedisUnavailableError(
-        "connection", "the queue was closed", ambiguous=ambiguous
-    )
+    return RedisUnavailableError("closed", "the queue was closed", ambiguous=ambiguous)

@@ -311,6 +311,8 @@ class Follower:
         except RedisRefusedError:
             raise
         except RedisUnavailableError as error:
+            if hub.is_closed:
+                return self._finish(FollowEnd.LEFT)
             is_less = self._page_size.shrink(error)
             if self._cursor.id == END or (self._is_plain and not is_less):
                 raise

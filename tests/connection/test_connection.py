@@ -181,6 +181,28 @@ async def test_a_read_is_repeated_once_after_a_loss(own_server: DevServer) -> No
         await connection.aclose()
 
 
+async def test_a_read_is_not_repeated_after_a_close(own_server: DevServer) -> None:
+    """Nobody would close the connection that it would open."""
+    connection = Connection(Endpoint.of(own_server.url), "test", timeout=5)
+    await connection.call("PING")
+    kinds: list[str] = []
+
+    async def read() -> None:
+        with pytest.raises(RedisUnavailableError) as caught:
+            await connection.read("GET", "键")
+        kinds.append(caught.value.kind)
+
+    own_server.freeze()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        await anyio.wait_all_tasks_blocked()
+        await connection.aclose()
+        own_server.thaw()
+    assert kinds == ["closed"]
+    assert connection.generation == 1
+    assert not connection.engaged
+
+
 async def test_long_requests_and_replies_have_time(own_server: DevServer) -> None:
     """No link is too narrow for them, and a dead one is noticed at the deadline."""
     long = b"x" * 20_000

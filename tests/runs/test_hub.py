@@ -274,6 +274,9 @@ async def test_closing_the_store_ends_a_follower_that_reads(
             await anyio.wait_all_tasks_blocked()
             own_server.thaw()
     assert follower.end is FollowEnd.LEFT
+    async with Redis.from_url(own_server.url, protocol=2) as admin:
+        names = [client["name"] for client in await admin.client_list()]
+    assert names == [""]  # the administrator alone
 
 
 async def test_one_who_left_is_closed_without_waking_the_others(
