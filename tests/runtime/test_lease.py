@@ -381,7 +381,7 @@ async def test_giving_back(own_connection: Connection, admin: Redis) -> None:
 
 async def test_taking_over_what_is_over(own_connection: Connection) -> None:
     """A silent owner is out of office before the server lets somebody else in."""
-    first, second = Lease(own_connection, KEY, 0.3), Lease(own_connection, KEY, 0.3)
+    first, second = Lease(own_connection, KEY, 0.3), Lease(own_connection, KEY, 60)
     await first.acquire()
     while not await second.acquire():
         await anyio.sleep(0.005)
