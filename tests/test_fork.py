@@ -588,7 +588,8 @@ async def spawn(number: int):
     if child == 0:
         try:
             os.write(go, b".")
-            time.sleep(20)
+            for _ in range(200):  # a sleep misses a signal that comes just before it
+                time.sleep(0.1)
         except KeyboardInterrupt:
             os._exit(130)
         os._exit(1)

@@ -230,6 +230,7 @@ def test_a_snapshot_in_the_middle_of_anything() -> None:
 
 def test_an_item_in_the_middle_of_anything() -> None:
     """A signal handler may log and look at any moment: nothing is lost or counted twice."""
+    total = 0
     for first in range(0, 200, 2):
         buffer = make()
         moments = count = 0
@@ -243,10 +244,11 @@ def test_an_item_in_the_middle_of_anything() -> None:
                 buffer.stats()
 
         assert interrupt_everywhere(partial(use_everything, buffer), interrupt)
-        assert count > 2
+        total += count
         assert buffer.stats().accepted == 6 + count
         buffer.empty("closed")
         assert buffer.stats().queued == buffer.stats().queued_bytes == 0
+    assert total > 500  # the first one may be interrupted at lines alone
 
 
 def test_what_a_forked_child_inherits() -> None:
