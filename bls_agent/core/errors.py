@@ -231,7 +231,8 @@ class DecodeError(ContractError):
     Attributes:
         reason: The kind of fault in one word: ``not_utf8``, ``not_json``,
             ``not_an_object``, ``no_command``, ``bad_args``, ``too_deep``,
-            ``too_large``, ``bad_status``, ``bad_request``.
+            ``too_large``, ``bad_status``, ``bad_request``, ``bad_field``, ``not_a_time``,
+            ``not_an_asset``, ``not_a_report``.
         payload: The first bytes of the value.
         size: Length of the whole value in bytes.
     """

@@ -34,7 +34,7 @@ from bls_agent.testing.link import Direction, FaultProxy, Refuse
 
 STATUSES: Final = frozenset(status.value for status in Status)
 LEVELS: Final = tuple(level.value for level in Level)
-LONGEST_RECORD: Final = 65_536  # bytes
+LONGEST_RECORD: Final = 65_535  # bytes
 # A command may have less than 64 KB. JSON writes a backslash as two bytes, and as four in a
 # record whose message quotes the arguments; such a record is too long.
 PADDING: Final = "\\" * 31_000

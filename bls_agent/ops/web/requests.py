@@ -26,7 +26,6 @@ from bls_agent.core.errors import (
     ConfigurationError,
     DecodeError,
     LeaseHeldError,
-    NoOutcomeError,
     RedisUnavailableError,
     UnknownProjectError,
     WrongTypeError,
@@ -358,7 +357,6 @@ _STATUSES: Final[tuple[tuple[type[BlsError], int], ...]] = (
     (UnknownProjectError, 404),
     (WrongTypeError, 409),
     (LeaseHeldError, 409),
-    (NoOutcomeError, 504),
     (CommandTooLargeError, 413),
     (ConfigurationError, 400),
 )

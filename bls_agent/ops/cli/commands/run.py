@@ -153,9 +153,9 @@ def _is_ours(filename: str) -> bool:
 
 @command("demo")
 def demo(invocation: Invocation) -> Exit:
-    """Run ``python -m bls_agent.ops.demo``."""
+    """Run ``python -m bls_agent.ops.demo --console``."""
     from bls_agent.ops.demo import main
 
     if invocation.json:
         raise Failure("no_json", Exit.USAGE, command="demo")
-    return Exit(main(["--lang", invocation.language]))
+    return Exit(main(["--console", "--lang", invocation.language]))

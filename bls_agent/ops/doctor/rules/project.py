@@ -43,7 +43,7 @@ from bls_agent.ops.doctor.rule import (
 from bls_agent.project.messages import Level, LogEntry, Status
 
 LAPSING: Final = 2.0  # seconds; a status with a shorter remaining TTL is a finding
-SIZE_LIMIT: Final = 65_536  # most bytes of one message
+SIZE_LIMIT: Final = 65_535  # most bytes of one message
 CAP: Final = 50_000  # most records of a log; agents of this package keep 10,000
 AHEAD: Final = 120.0  # most seconds that a clock may be ahead of the server's
 OLD: Final = 60.0  # seconds after which a command should have been taken
@@ -166,14 +166,14 @@ def _unlisted(sample: Sample) -> Values | None:
 
 
 def _no_objects(sample: Sample) -> Values | None:
-    """Find texts that are no JSON objects; texts above 64 KiB are not checked."""
+    """Find texts that are no JSON objects; texts above the limit are not checked."""
     pairs = zip(sample.items, sample.objects, strict=True)
     short = [one for one, read in pairs if read is None and len(one) <= SIZE_LIMIT]
     return count_bad([one for one in short if not is_no_text(one)], sample)
 
 
 def _too_long(sample: Sample) -> Values | None:
-    """Find messages above the protocol's limit of 64 KiB.
+    """Find messages that are not shorter than 64 KiB, which the protocol asks for.
 
     If no message was read, the rule checks the average size of the messages.
     """
