@@ -194,11 +194,7 @@ class AssetLibrary(Store):
             First the summaries with all words in id or name, then the others. Both
             groups are sorted by id.
         """
-        words = text.casefold().split()
-        found = await self.list()
-        titled = {one.id for one in found if _holds(f"{one.id}\n{one.name}", words)}
-        wanted = [one for one in found if _holds("\n".join(one), words)]
-        return sorted(wanted, key=lambda one: one.id not in titled)
+        return search_summaries(await self.list(), text)
 
     async def save(self, manifest: AssetManifest, *, path: str, sha: str) -> str:
         """Write one asset.
@@ -449,6 +445,14 @@ def portions(writes: Sequence[AssetWrite]) -> Iterator[list[AssetWrite]]:
         size += write.size
     if part:
         yield part
+
+
+def search_summaries(found: _Summaries, text: str) -> _Summaries:
+    """Return the summaries that :meth:`AssetLibrary.search` returns."""
+    words = text.casefold().split()
+    titled = {one.id for one in found if _holds(f"{one.id}\n{one.name}", words)}
+    wanted = [one for one in found if _holds("\n".join(one), words)]
+    return sorted(wanted, key=lambda one: one.id not in titled)
 
 
 def _holds(text: str, words: Sequence[str]) -> bool:

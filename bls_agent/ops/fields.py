@@ -23,6 +23,7 @@ DEEPEST: Final = 5  # levels of nested fields
 MOST_CHOICES: Final = 200
 LONGEST_TEXT: Final = 500  # characters of a description or title
 LONGEST_NAME: Final = 200
+WHOLE: Final = 2**53  # a larger float need not be exact
 LARGEST_LIMIT: Final = 1e300  # of a limit; a larger integer may not fit into a float
 MOST_HOPS: Final = 10  # references that are followed for one field, one after the other
 DEEPEST_TYPE: Final = 4  # levels of nested types in the name of a type
@@ -56,10 +57,10 @@ _IN_ROWS: Final = {
 _FORMATS: Final = (FieldKind.DATE, FieldKind.MOMENT, FieldKind.UUID)
 _TYPES: Final = {*FieldKind} - {*_FORMATS, FieldKind.CHOICE, FieldKind.JSON}
 _LIMITS: Final = {
-    "exclusiveMinimum": "{:g} < n",
-    "minimum": "{:g} ≤ n",
-    "exclusiveMaximum": "n < {:g}",
-    "maximum": "n ≤ {:g}",
+    "exclusiveMinimum": "{} < n",
+    "minimum": "{} ≤ n",
+    "exclusiveMaximum": "n < {}",
+    "maximum": "n ≤ {}",
 }
 
 
@@ -172,7 +173,9 @@ class _Reader:
             fields, item = self._read_inside(read, kind, around)
             kind = kind if fields or item else FieldKind.JSON
         limits = ((form, read.get(word)) for word, form in _LIMITS.items())
-        numbers = (form.format(n) for form, n in limits if _is_short_number(n))
+        numbers = (
+            form.format(show_number(n)) for form, n in limits if _is_short_number(n)
+        )
         return Field(
             name=name,
             kind=kind,
@@ -277,6 +280,12 @@ def _kind_of(schema: Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
 
 def _is_short_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < LARGEST_LIMIT
+
+
+def show_number(number: float) -> str:
+    """Write a number with all its digits, and a whole number without a decimal point."""
+    is_whole = abs(number) < WHOLE and float(number).is_integer()
+    return str(int(number)) if is_whole else str(number)
 
 
 def _text(value: object) -> str:

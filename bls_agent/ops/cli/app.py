@@ -335,7 +335,11 @@ def run_program(arguments: Sequence[str]) -> int:
         )
         invocation.out.finish()
     except SystemExit as end:  # raised by typer's own options, or by the user's module
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is None or isinstance(end.code, int):
+            return end.code or Exit.DONE
+        for line in str(end.code).splitlines():
+            invocation.err.line(line)
+        return Exit.FAILED
     except BaseException as error:  # noqa: BLE001 - reported as a sentence
         if completing:  # a completion must show no error
             return Exit.FAILED

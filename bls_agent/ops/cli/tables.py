@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import (
     Awaitable,
@@ -199,7 +200,7 @@ class Table(Generic[T]):
                 redraw()
                 await anyio.sleep(PERIOD)
 
-        with _keys_pressed() as keys:
+        with _sigterm_raises(), _keys_pressed() as keys:
             out.draw(ENTER)
             try:
                 async with anyio.create_task_group() as tasks:
@@ -230,6 +231,16 @@ class Table(Generic[T]):
         if not self.known:
             return self.invocation.say("waiting_redis")
         return f"{self.summary} · {self.invocation.say('top_quit')}"
+
+
+@contextmanager
+def _sigterm_raises() -> Generator[None]:
+    """Raise SystemExit at SIGTERM, so that the terminal is restored."""
+    usual = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
 
 
 @contextmanager

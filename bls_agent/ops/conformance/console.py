@@ -23,6 +23,7 @@ from bls_agent.ops.conformance.judge import (
 from bls_agent.ops.conformance.program import Program
 from bls_agent.ops.conformance.vectors import Vector
 
+LAST_OUTPUT: Final = 1.0  # seconds for the output that a program wrote at its end
 BEFORE: Final = b'{"command":"waiting"}'  # a command that waits in the list already
 
 
@@ -67,6 +68,8 @@ class ConsoleJudge:
         async with anyio.create_task_group() as tasks, program:
             program.start(tasks)
             await program.wait()
+            # The program may have started a process that keeps its output open.
+            tasks.cancel_scope.deadline = anyio.current_time() + LAST_OUTPUT
         if program.exit_code == 0:
             return None
         shown = {"code": program.exit_code, "output": program.output}

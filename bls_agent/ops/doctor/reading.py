@@ -110,7 +110,8 @@ class Look:
                 if size <= oldest + newest:
                     return [("LRANGE", key, 0, size - 1)]
                 ends = [(0, oldest - 1)] * bool(oldest) + [(-newest, -1)] * bool(newest)
-                return [("LRANGE", key, *end) for end in ends]
+                both = [("LLEN", key)] * (len(ends) > 1)
+                return [*both, *(("LRANGE", key, *end) for end in ends)]
             case RedisType.HASH if size <= fit(SHORT_HASH):
                 return [("HGETALL", key)]
             case RedisType.HASH:
@@ -155,9 +156,14 @@ class Look:
                 sample.pairs = _pairs(first[1] if scanned else first)
             case RedisType.SET:
                 sample.items = first[1]
+            case RedisType.LIST if len(replies) > 1:  # both ends of a long list
+                length, oldest, newest = replies
+                # The list may have become so short that its ends overlap.
+                twice = max(0, len(oldest) + len(newest) - length)
+                sample.items = [*oldest, *newest[twice:]]
+                sample.oldest = len(oldest)
             case _:
-                sample.items = [one for part in replies for one in part]
-                sample.oldest = len(first) if len(replies) > 1 else 0
+                sample.items = first
 
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:

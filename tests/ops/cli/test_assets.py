@@ -86,6 +86,9 @@ async def test_list_search_and_get(
     found = await bls("assets", "list", "--search", "总结", "--json", url=url)
     assert orjson.loads(found.out)["id"] == "summary"
     assert (await bls("assets", "list", "--category", "widget", url=url)).code == 2
+    await admin.hdel("asset:index", "report")  # as an asset of another program
+    words = ["assets", "list", "--category", "skill", "--search", "report"]
+    assert (await bls(*words, url=url)).text == rows.text
     none = await bls("assets", "list", "--search", "nowhere", url=url)
     assert "No asset matches." in none.said
     shown = await bls("assets", "get", "summary", url=url)

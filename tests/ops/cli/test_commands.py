@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from redis.asyncio import Redis
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.ops.cli.commands.send import signature
+from bls_agent.ops.fields import show_number
 from tests.harness import eventually, execute, records
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import environment, show
@@ -546,6 +548,7 @@ async def test_wait_for_a_command_that_was_sent(
     identity = sent.text.strip()
     waiting = await first_command(redis, project)
     assert orjson.loads(waiting)["source"] == "bls-agent cli"
+    await redis.set(f"{project}_项目状态", "running")  # not a status of the protocol
     ran = await bls("wait", project, identity, "-t", "0.1")
     assert (ran.code, f"wait '{project}' {identity}" in ran.said) == (1, True)
     async with make_agent(project, redis_url):
@@ -558,6 +561,12 @@ async def test_wait_for_a_command_that_was_sent(
         ran = await bls("call", project, "reload", "--json")
         identity = orjson.loads(ran.out)["commandId"]
         assert (await bls("wait", project, identity)).code == 0
+
+
+def test_numbers_keep_their_digits() -> None:
+    numbers = [12, 12.0, 0.176, 1_234_567.891, 9_999_999, 1e30, math.inf]
+    shown = " ".join(map(show_number, numbers))
+    assert shown == "12 12 0.176 1234567.891 9999999 1e+30 inf"
 
 
 async def test_a_failure_at_a_terminal(redis_url: str, project: str) -> None:

@@ -167,6 +167,28 @@ async def test_a_console_with_flaws_fails(bls: Bls, words: str) -> None:
     assert b"MUST: 0 of 4 passed" in ran.out
 
 
+@pytest.mark.parametrize("line", [" ", "./agent 'x"])
+async def test_a_command_line_without_a_program(bls: Bls, line: str) -> None:
+    ran = await bls("conformance", "agent", "--cmd", line)
+    assert (ran.code, "names no program" in ran.said) == (2, True)
+
+
+async def test_a_console_that_leaves_a_daemon(bls: Bls, tmp_path: Path) -> None:
+    """The daemon keeps the output open. The report holds the output, with escapes."""
+    pipe, report = tmp_path / "pipe", tmp_path / "report.xml"
+    os.mkfifo(pipe)
+    script = f"setsid cat {shlex.quote(str(pipe))} & printf '\\033[31mbroken'; exit 1"
+    words = ["--cmd", shlex.join(["sh", "-c", script]), "--junit", str(report)]
+    with anyio.fail_after(30):
+        ran = await bls("conformance", "console", "--case", "*/compact", *words)
+    with pipe.open("w"):
+        pass  # ends the daemon
+    assert ran.code == 3
+    failure = ET.parse(report).find(".//*[@message]")
+    assert failure is not None
+    assert "\\x1b[31mbroken" in failure.attrib["message"]
+
+
 async def test_a_project_in_use_is_left_alone(bls: Bls, project: str) -> None:
     await bls("send", project, "reload", "--force")
     ran = await bls("conformance", "agent", "--cmd", FLAWED, "--project", project)

@@ -180,6 +180,7 @@ async def test_a_record_that_is_refused(
         (["send", " a", "b"], "blank"),
         (["send", "a\nb", "c"], "control characters"),
         (["send", "a", ""], "blank"),
+        (["doctor", "--project", ""], "name is empty"),
         (["acl", "a b"], "blank"),
         (["acl"], "--console"),
         (["acl", "a", "--read-only"], "--console"),

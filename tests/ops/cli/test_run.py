@@ -63,6 +63,7 @@ def service(tmp_path: Path, project: str) -> Path:
     (tmp_path / "broken.py").write_text("import os\n\nvalue = 1 / 0\n")
     (tmp_path / "wrong.py").write_text("def f(:\n")
     (tmp_path / "needs.py").write_text("import no_such_thing\n")
+    (tmp_path / "explains.py").write_text("import sys\nsys.exit('没有 DSN')", "utf-8")
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(7)\n")
     return tmp_path
 
@@ -173,6 +174,7 @@ async def test_a_second_signal_hurries(
         ("wrong", 1, "SyntaxError"),
         ("needs", 1, "no_such_thing"),
         ("leaves", 7, ""),
+        ("explains", 1, "没有 DSN"),
     ],
 )
 @pytest.mark.usefixtures("_here")
@@ -182,7 +184,9 @@ async def test_what_cannot_be_run(bls: Bls, target: str, code: int, said: str) -
     assert ran.code == code
     assert said in ran.said
     assert "hunter2" not in ran.said
-    assert ("Traceback" in ran.said) is (code == 1 and target != "wrong")
+    assert ("Traceback" in ran.said) is (
+        code == 1 and target not in ("wrong", "explains")
+    )
     assert "bls_agent/" not in ran.said
     assert "importlib" not in ran.said
 

@@ -157,15 +157,20 @@ async def test_ages_grow(own_server: DevServer, admin: Redis) -> None:
         shown.read_until(lambda text: len({*ages.findall(text)}) >= 3)
 
 
-def test_ctrl_c_at_a_terminal(own_server: DevServer) -> None:
-    """Exit code 130; the terminal is as it was."""
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_a_signal_at_a_terminal(
+    own_server: DevServer, number: signal.Signals, code: int
+) -> None:
+    """The terminal is as it was."""
     process, user = start_at_terminal(["top"], 20, {"BLS_REDIS_URL": own_server.url})
     shown = Seen(user)
     shown.until("Projects: ")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     rest = b"".join(read_all(user)).decode()
     os.close(user)
-    assert process.wait(20) == 130
+    assert process.wait(20) == code
     assert "\x1b[?1049l" in rest
     assert "Traceback" not in shown.text + rest
 

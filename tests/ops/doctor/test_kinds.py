@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bls_agent.core.keys import KEYS, find_templates
-from bls_agent.ops.doctor.reading import kind_of, project_of
+from bls_agent.ops.doctor.reading import Look, kind_of, project_of
+from bls_agent.ops.doctor.rule import Sample
 from bls_agent.ops.doctor.rules.project import (
     find_meant,
     name_fault,
@@ -19,6 +20,18 @@ CONTROL = "订单系统_控制"
 
 def foreign(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
+
+
+def test_a_list_that_becomes_short_while_it_is_read() -> None:
+    """No element is counted twice, as its oldest and as its newest."""
+    elements = [b"%d" % number for number in range(24)]
+    look = Look(Sample("订单系统_控制", row="control"))
+    look.record_first([-1, 30, 2_400])
+    kinds = [request[0] for request in look.second()]
+    assert kinds == ["LLEN", "LRANGE", "LRANGE"]
+    look.record_second([24, elements[:20], elements[-5:]])
+    assert look.sample.items == elements
+    assert look.sample.oldest == 20
 
 
 def test_every_kind_is_recognised() -> None:

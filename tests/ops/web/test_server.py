@@ -260,6 +260,14 @@ def test_a_password_line_is_made(
     assert main(["console", "password", "operator"]) == 0
     assert main(["console", "password", "operator"]) == 2
 
+    def end(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(getpass, "getpass", end)  # Ctrl-D
+    assert main(["console", "password", "operator"]) == 2
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["console", "password", "operator"]) == 2
+
 
 def test_a_missing_extra_is_said_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -15,6 +15,7 @@ import anyio
 from typer import Argument, Option
 
 from bls_agent.assets import AssetLibrary, AssetSummary
+from bls_agent.assets.library import search_summaries
 from bls_agent.core.errors import ManifestError, ManifestFault
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt
@@ -101,10 +102,7 @@ async def list_assets(
         with invocation.waiting("waiting_redis"):
             found = await library.list(category or None)
             if search:
-                wanted = {one.id for one in found}
-                found = [
-                    one for one in await library.search(search) if one.id in wanted
-                ]
+                found = search_summaries(found, search)
             state = await library.sync_state()
     table = Table(invocation, LIST, _describe, _describe, found)
     table.write(empty="no_assets_found" if search or category else "no_assets")

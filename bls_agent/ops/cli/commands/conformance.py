@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from fnmatch import fnmatchcase
@@ -29,7 +30,7 @@ from bls_agent.ops.conformance.vectors import (
     find_document,
     load_vectors,
 )
-from bls_agent.ops.terminal import Cell
+from bls_agent.ops.terminal import Cell, visible
 from bls_agent.ops.texts import Texts, load_texts
 
 NAME: Final = "bls-conformance"
@@ -81,7 +82,7 @@ def brief(invocation: Invocation) -> Exit:
     if invocation.json:
         invocation.out.json({"page": page})
     else:
-        invocation.out.write(page.rstrip())
+        invocation.out.file(page.rstrip())
     return Exit.DONE
 
 
@@ -107,7 +108,7 @@ async def _judge(
     if listing:
         _list(invocation, vectors)
         return Exit.DONE
-    if not choice.cmd:
+    if not _is_command(choice.cmd):
         raise Failure("no_program", Exit.USAGE, hint=f"hint_{choice.side}_program")
     verdicts: list[Verdict] = []
     async with _open(invocation, choice) as judge:
@@ -123,6 +124,14 @@ async def _judge(
     if not invocation.json:
         _summarise(invocation, verdicts)
     return Exit.UNHEALTHY if any(one.breaks for one in verdicts) else Exit.DONE
+
+
+def _is_command(line: str) -> bool:
+    """Return whether a command line has a word, and an end for each quotation mark."""
+    try:
+        return bool(shlex.split(line))
+    except ValueError:
+        return False
 
 
 @asynccontextmanager
@@ -226,7 +235,8 @@ def write_junit(verdicts: Sequence[Verdict], texts: Texts, language: str) -> byt
         if one.fault:
             fails = one.result is Result.FAILED and vector.level is not Level.MAY
             kind = "failure" if fails else "skipped"
-            SubElement(case, kind, message=explain(one, texts))
+            # XML cannot hold the control characters that a program may have printed.
+            SubElement(case, kind, message=visible(explain(one, texts)))
         SubElement(case, "system-out").text = vector.title(language)
     report: bytes = tostring(suite, encoding="utf-8", xml_declaration=True)
     return report

@@ -171,14 +171,18 @@ def _say_where(invocation: Invocation, config: WebConfig, urls: Sequence[str]) -
 
 def _ask_password(invocation: Invocation) -> str:
     """Read a password, twice from a terminal, or one line from a pipe."""
-    if not sys.stdin.isatty():
-        line = sys.stdin.readline(LONGEST_LINE).rstrip("\r\n")
+    if sys.stdin is None or not sys.stdin.isatty():
+        line = sys.stdin.readline(LONGEST_LINE).rstrip("\r\n") if sys.stdin else ""
         if not line:
             raise Failure("console_no_password", Exit.USAGE)
         return line
     from getpass import getpass
 
-    first = getpass(invocation.say("console_ask_password"))
-    if first != getpass(invocation.say("console_ask_again")):
+    try:
+        first = getpass(invocation.say("console_ask_password"))
+        again = getpass(invocation.say("console_ask_again"))
+    except EOFError:  # Ctrl-D
+        raise Failure("console_no_password", Exit.USAGE) from None
+    if first != again:
         raise Failure("console_two_passwords", Exit.USAGE)
     return first

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from typer import Option
 
 from bls_agent.ops.cli.app import command
-from bls_agent.ops.cli.errors import Exit
+from bls_agent.ops.cli.errors import Exit, normalise
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.doctor.examine import examine
 from bls_agent.ops.doctor.report import Group, Report, show_key, word
@@ -27,16 +27,18 @@ STYLES: Final = {
 @command("doctor")
 async def doctor(
     invocation: Invocation,
-    project: Annotated[str, Option(metavar="NAME", show_default=False)] = "",
+    project: Annotated[str | None, Option(metavar="NAME", show_default=False)] = None,
 ) -> Exit:
     """Check a live Redis; exit 3 if there is an error or a warning."""
     texts = load_texts("doctor", invocation.language)
+    if project is not None:
+        project = normalise(invocation, project)
     with invocation.waiting("waiting_redis") as progress:
 
         def tell(seen: int, total: int) -> None:
             progress.tell(texts["looking"].format(seen=f"{seen:,}", total=f"{total:,}"))
 
-        report = await examine(invocation.redis, project=project, progress=tell)
+        report = await examine(invocation.redis, project=project or "", progress=tell)
     if invocation.json:
         invocation.out.json(_in_words(report, texts))
     elif invocation.out.terminal:

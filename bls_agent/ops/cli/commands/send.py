@@ -35,7 +35,13 @@ from bls_agent.ops.cli.options import (
     TimeoutOption,
 )
 from bls_agent.ops.cli.output import Invocation
-from bls_agent.ops.fields import Field, list_nested, read_commands, read_fields
+from bls_agent.ops.fields import (
+    Field,
+    list_nested,
+    read_commands,
+    read_fields,
+    show_number,
+)
 from bls_agent.ops.terminal import json_text
 from bls_agent.project.messages import Outcome, Status
 
@@ -319,13 +325,13 @@ def _show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") 
     if invocation.json:
         invocation.out.json(record)
     elif not invocation.out.terminal:
-        cells = [outcome.kind.value, f"{outcome.duration_ms:g}", shown]
+        cells = [outcome.kind.value, show_number(outcome.duration_ms), shown]
         invocation.out.fields(*([instance] if instance else []), *cells)
     else:
         style = "green" if outcome.succeeded else "bold red"
         head = f"{instance}: " if instance else ""
         word = invocation.texts[f"outcome_{outcome.kind.value}"]
-        took = invocation.say("took", ms=f"{outcome.duration_ms:g}")
+        took = invocation.say("took", ms=show_number(outcome.duration_ms))
         failed = not outcome.succeeded and "message" in outcome.error
         first = "" if failed else f"  {shown}"
         invocation.out.line(head, (word, style), f" {took}{first}")
@@ -369,7 +375,7 @@ async def wait(
     project = normalise(invocation, project)
     with invocation.waiting("waiting_outcome", seconds=f"{seconds:g}"):
         async with invocation.console() as console:
-            await console.status(project)  # fail at once during an outage
+            await console.logs(project, 1)  # fail at once during an outage
             with anyio.move_on_after(seconds):
                 async for entry in console.follow_logs(project, last=NEWEST):
                     outcome = entry.outcome

@@ -205,7 +205,8 @@ def _stuck(sample: Sample) -> Values | None:
     """Find a synchronisation that no process runs any more.
 
     A process of this package holds a lease while it synchronises. Other programs hold no
-    lease, so the rule checks the time since the last complete synchronisation.
+    lease, so the rule checks the time since the last complete synchronisation. Without
+    this time, the rule cannot know whether another program synchronises.
     """
     if sample.pairs.get(b"sync_status") != b"syncing":
         return None
@@ -215,7 +216,7 @@ def _stuck(sample: Sample) -> Values | None:
     written = sample.pairs.get(b"last_sync_time", b"")
     age = sample.now - int(written) if is_number(written) else STUCK + 1
     is_ours = alive == 0 and report
-    return {"hours": f"{age / 3600:,.1f}"} if is_ours or age > STUCK else None
+    return {} if is_ours or age > STUCK else None
 
 
 def _failed(sample: Sample) -> Values | None:
