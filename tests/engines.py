@@ -13,6 +13,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -473,11 +474,24 @@ class ClusterTopology(Topology):
             )
 
     def end_migration(self, slot: int, target: DevServer) -> None:
-        """Tell everybody that the slot has arrived: its new node first."""
+        """Tell everybody that the slot has arrived: its new node first.
+
+        Wait until all masters know the new node's epoch. Otherwise one of them could
+        next claim a slot of the new node with a lower epoch, and lose it at once to the
+        new node, which then gives it away: nobody would serve this slot any more.
+        """
         name = self.id_of(target)
         masters = [n for n in self.nodes if ask(n.port, "ROLE")[0] == b"master"]
         for node in sorted(masters, key=lambda node: node is not target):
             ask(node.port, "CLUSTER", "SETSLOT", slot, "NODE", name)
+        deadline = time.monotonic() + 20
+        while len({self._epoch(node, name) for node in masters}) > 1:
+            assert time.monotonic() < deadline, "the masters do not agree on an epoch"
+            time.sleep(0.005)
+
+    def _epoch(self, node: DevServer, name: str) -> str:
+        """Return the epoch of a node, as another node knows it."""
+        return next(row[6] for row in self._known(node) if row[0] == name)
 
     def migrate(self, slot: int, target: DevServer) -> None:
         """Move a slot and what lies in it to another node."""
