@@ -116,7 +116,8 @@ async def _log_events(
         with anyio.move_on_after(FIRST_WAIT):
             await feed.begun.wait()
         page, place = await feed.newest(limit)
-        yield _write_event("place", encode({"before": page.before or None}))
+        head = {"before": page.before or None, "records": len(page.entries)}
+        yield _write_event("place", encode(head))
         records = await encode_records(page.entries)
         for event in _write_items(Item(record, "log") for record in records):
             yield event

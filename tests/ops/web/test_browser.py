@@ -440,6 +440,24 @@ def test_a_search_reaches_the_whole_list(
         looked.wait("document.querySelector('#log-top').textContent.includes('2026')")
 
 
+@pytest.mark.parametrize(
+    ("sought", "texts"),
+    [("?since=10m", ["新"]), ("?q=新", ["新"]), ("", ["旧", "新"])],
+)
+def test_what_a_stream_begins_with(
+    browser: Any, base: str, foreign: Foreign, sought: str, texts: list[str]
+) -> None:
+    """Nothing that the search leaves out is shown."""
+    foreign.status("在线")
+    foreign.log(record("旧", "info", 3_600.0), record("新"))
+    with looking(browser, base, language="en") as looked:
+        looked.open(project_path(foreign.name) + sought)
+        last_is(looked, "新")
+        foreign.log(record("新一"))
+        last_is(looked, "新一")
+        assert looked.texts("#records .text") == [*texts, "新一"]
+
+
 def test_details_of_a_record(browser: Any, base: str, foreign: Foreign) -> None:
     """All of a record unfolds: lines as lines, numbers as written, by keyboard too."""
     foreign.status("在线")

@@ -38,6 +38,7 @@ export class Log extends Pane {
     super("records", SAYS);
     this.query = query;
     this.skipped = 0;
+    this.first = 0; // records of the stream's first page that have not arrived yet
     this.wanted = new LogFilter(() => this.filter());
     this.search = null; // the current search; coming has the records that arrive during the request
     byId("search-on").addEventListener("click", () => this.readOlder());
@@ -59,6 +60,7 @@ export class Log extends Pane {
 
   // A stream has begun, perhaps after a lost connection.
   begin(place) {
+    this.first = place.records;
     setText(byId("nothing-sent"), say("nothing_sent"));
     if (this.wanted.query) {
       this.seek();
@@ -154,6 +156,9 @@ export class Log extends Pane {
         noteSent({ id: metadata.commandId, command: metadata.command, args: metadata.args, by: metadata.sentBy, timestamp: records.find((one) => one.metadata === metadata).timestamp });
       }
     }
+    const isFirst = this.first > 0;
+    if (isFirst) this.first -= records.length;
+    if (isFirst && this.search) return; // the search reads these records
     this.come(records.map((record, place) => new Entry(record, data, place, data.length / records.length)));
   }
 
