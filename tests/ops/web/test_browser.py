@@ -54,6 +54,8 @@ def foreign(redis: Redis, project: str) -> Foreign:
     return Foreign(redis, project)
 
 
+AWAY_AND_BACK = """dispatchEvent(new PageTransitionEvent("pagehide"));
+  dispatchEvent(new PageTransitionEvent("pageshow", { persisted: true }));"""
 CHAINS = "getComputedStyle(document.querySelector('#log')).overscrollBehaviorY"
 SMALL = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary, .tick")]
   .filter((one) => !one.closest(".skip, .tick *") && one.checkVisibility())
@@ -447,7 +449,7 @@ def test_a_search_reaches_the_whole_list(
 def test_what_a_stream_begins_with(
     browser: Any, base: str, foreign: Foreign, sought: str, texts: list[str]
 ) -> None:
-    """Nothing that the search leaves out is shown."""
+    """Nothing that the search leaves out is shown; a paused list stays as it is."""
     foreign.status("在线")
     foreign.log(record("旧", "info", 3_600.0), record("新"))
     with looking(browser, base, language="en") as looked:
@@ -456,6 +458,15 @@ def test_what_a_stream_begins_with(
         foreign.log(record("新一"))
         last_is(looked, "新一")
         assert looked.texts("#records .text") == [*texts, "新一"]
+        looked.page.click("#follow")
+        looked.page.evaluate(AWAY_AND_BACK)
+        looked.page.locator("#newer").wait_for()
+        foreign.log(record("新二"))
+        looked.wait("document.querySelector('#newer').textContent === '↓ 1 new'")
+        assert looked.texts("#records .text") == [*texts, "新一"]
+        looked.page.click("#newer")
+        last_is(looked, "新二")
+        assert looked.texts("#records .text") == [*texts, "新一", "新二"]
 
 
 def test_details_of_a_record(browser: Any, base: str, foreign: Foreign) -> None:

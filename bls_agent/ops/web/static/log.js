@@ -62,12 +62,13 @@ export class Log extends Pane {
   begin(place) {
     this.first = place.records;
     setText(byId("nothing-sent"), say("nothing_sent"));
-    if (this.wanted.query) {
-      this.seek();
+    if (!this.following && !this.search?.coming) {
+      this.behind = true;
+      this.show();
       return;
     }
-    if (!this.following) {
-      this.behind = true;
+    if (this.wanted.query) {
+      this.seek();
       return;
     }
     this.clear(place.before);
@@ -158,7 +159,7 @@ export class Log extends Pane {
     }
     const isFirst = this.first > 0;
     if (isFirst) this.first -= records.length;
-    if (isFirst && this.search) return; // the search reads these records
+    if (isFirst && (this.search || this.behind)) return; // the search reads these records, or the next stream does
     this.come(records.map((record, place) => new Entry(record, data, place, data.length / records.length)));
   }
 
