@@ -316,6 +316,27 @@ async def test_a_console_that_begins_in_an_outage_takes_what_comes(
             assert turns(app) == [("甲", "online", "fault")]
 
 
+async def test_a_status_missing_at_the_start_is_no_change_to_a_kept_one(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis may have restarted, too: its services refresh the statuses in half a minute."""
+    monkeypatch.setattr(changes, "MISSING_FOR", 0.0)
+    monkeypatch.setattr(changes, "SETTLE", 45.0)
+    async with Redis.from_url(own_server.url) as redis:
+        for name in ("甲", "乙"):
+            kept = StatusChange(
+                number=1, project=name, before=None, after=Condition.ONLINE, at=1.5
+            )
+            written = orjson.dumps(kept.to_dict())
+            await redis.xadd("bls_agent:console:changes", {"change": written})
+            await redis.rpush(f"{name}_项目控制台", '{"message": "x"}')
+        await redis.set("乙_项目状态", "离线")
+    app = create_app(WebConfig(redis=own_server.url, keep_changes=True))
+    async with asking(app):
+        await eventually(lambda: len(turns(app)) > 2)
+        assert turns(app)[2:] == [("乙", "online", "offline")]
+
+
 # ── The webhook ─────────────────────────────────────────────────────────────────────
 
 

@@ -146,7 +146,7 @@ class Journal:
     During an outage of Redis the journal records nothing. At the end of the outage, the
     journal records from when to when the statuses were unknown. After a restart of Redis,
     all statuses are missing until the services refresh them. For some time after an
-    outage, a missing status is therefore no change.
+    outage, and after a start with kept changes, a missing status is therefore no change.
     """
 
     def __init__(
@@ -203,6 +203,8 @@ class Journal:
             self._changes.extend(kept)
             self._count = len(kept)
             self._known = {one.project: one.after for one in kept if one.after}
+            if kept:  # Redis may have restarted since then
+                self._settled_at = anyio.current_time() + SETTLE
         place = 0
         with self._fleet.wanted():
             while not self._fleet.closed:
