@@ -121,6 +121,9 @@ async def _log_events(
         records = await encode_records(page.entries)
         for event in _write_items(Item(record, "log") for record in records):
             yield event
+        if place is None:
+            place = feed.ring.end
+            yield _write_event("gap", encode({"missing": None}))
         while not feed.closed:
             await feed.ring.wait(place, heartbeat)
             # Take the records of only one event, to save memory with a slow client.

@@ -401,3 +401,28 @@ async def test_who_lags_behind_holds_one_event(
             assert b"event: gap" in await anext(events)
         tasks.cancel_scope.cancel()
     await state.console.aclose()
+
+
+async def test_a_stream_begins_behind_the_page(
+    redis_url: str, redis: Redis, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if an outage was between its records; where the page ends nowhere is a gap."""
+    monkeypatch.setattr(logs, "ALIGN", 60.0)
+    await write(redis, project, "first")
+    second = orjson.dumps({"message": "second", "metadata": {"agent": "web-1#1"}})
+    state = create_app(WebConfig(redis=redis_url)).web
+    async with anyio.create_task_group() as tasks:
+        state.logs.open(tasks)
+        with state.logs.join(project) as feed:
+            await feed.begun.wait()
+            feed.ring.add(Item(b"{}", "available"))
+            await redis.rpush(f"{project}_项目控制台", second)
+            with anyio.fail_after(10):
+                assert (await feed.newest(10))[1] == 3
+            await redis.rpush(f"{project}_项目控制台", second)  # the feed drops it
+            monkeypatch.setattr(logs, "ALIGN", 0.1)
+            async with aclosing(streams._log_events(state, project, 10)) as events:
+                for text in (b"place", b"second", b"event: gap"):
+                    assert text in await anext(events)
+        tasks.cancel_scope.cancel()
+    await state.console.aclose()

@@ -100,18 +100,23 @@ class LogFeed(Shared):
                 self.ring.add(Item(encode_record(entry), "log"))
             self.begun.set()
 
-    async def newest(self, limit: int) -> tuple[LogPage, int]:
+    async def newest(self, limit: int) -> tuple[LogPage, int | None]:
+        """Return the newest page, and the position in the ring behind its last record.
+
+        The position is ``None`` if the ring does not get the records of the page.
+        """
         place = self.ring.end
         page = await self._console.log_page(self._project, limit=limit)
         known = [encode_record(entry) for entry in page.entries[-ALIKE:]]
         with anyio.move_on_after(ALIGN):
             while known and not self.closed and self.error is None:
-                items, _ = self.ring.since(self.ring.begin)
-                found = find_end(known, [item.payload for item in items], 0)
+                items = enumerate(self.ring.since(self.ring.begin)[0], 1)
+                logs = [(at, item.payload) for at, item in items if item.kind == "log"]
+                found = find_end(known, [payload for _, payload in logs], 0)
                 if found is not None:
-                    return page, self.ring.begin + found
+                    return page, self.ring.begin + logs[found - 1][0]
                 await self.ring.wait(self.ring.end, ALIGN)
-        return page, self.ring.end if known else place
+        return page, None if known else place
 
     async def _watch_for_outages(self) -> None:
         away = False
