@@ -56,7 +56,7 @@ from bls_agent.ops.web.state import (
 )
 from bls_agent.project.console.search import LogFilter, LogSearch
 from bls_agent.project.log.reading import LogPage
-from bls_agent.project.messages import Command, Outcome
+from bls_agent.project.messages import Command, LogEntry, Outcome
 from bls_agent.project.status.intake import describe_reports
 from bls_agent.runs import RunSummary
 from bls_agent.workers import Worker
@@ -93,11 +93,15 @@ async def _send_and_wait(
 ) -> tuple[Command, Outcome | None]:
     """Send a command; read the project's log until the outcome or the deadline."""
     state = web_state(request)
+    earlier: list[LogEntry] = []  # may have the outcome of a command with the same id
     with state.streams.hold(requester(request)):
+        if asked.id:
+            with suppress(BlsError):
+                earlier = await state.console.logs(asked.project, RECENT)
         sent = await send_command(request, asked, create=not known)
         with suppress(BlsError), anyio.move_on_after(asked.wait):
             async for entry in state.console.follow_logs(asked.project, last=RECENT):
-                outcome = entry.outcome
+                outcome = None if entry in earlier else entry.outcome
                 if outcome is not None and outcome.command_id == sent.id:
                     return sent, outcome
     return sent, None
