@@ -14,11 +14,13 @@ import pytest
 from redis.asyncio import Redis
 
 import bls_agent
-from bls_agent import ProjectAgent
+from bls_agent import ProjectAgent, RedisUnavailableError
 from bls_agent.devserver import DevServer
 from bls_agent.ops.fleet import ProjectView
+from bls_agent.ops.texts import load_texts
 from bls_agent.ops.web.app import create_app
 from bls_agent.ops.web.config import WebConfig
+from bls_agent.ops.web.pages.action_list import describe_failure
 from tests.harness import eventually
 from tests.ops.web.serving import USERS, asking, console_of, log_in
 
@@ -258,6 +260,12 @@ async def test_a_page_withdraws_and_forgets(
     answer = await client.post(path, headers=own, data={})
     assert answer.headers["hx-redirect"] == "/"
     assert not await redis.exists(status_key(project), f"{project}_控制")
+    await redis.set(f"{project}_控制", "no list")
+    answer = await client.post(f"/fragments/withdraw?{query}&all=true", headers=own)
+    assert "Not withdrawn: " in answer.text
+    lost = RedisUnavailableError("timeout", "no reply", ambiguous=True)
+    note = describe_failure(load_texts("web", "en"), "not_withdrawn", lost)
+    assert "may have been done" in note
 
 
 async def test_dead_letters_and_what_is_in_hand(

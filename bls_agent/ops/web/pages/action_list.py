@@ -104,5 +104,7 @@ def describe_failure(
     texts: Texts, name: str, error: Exception, hint: str = "hint_rights"
 ) -> str:
     """Return why an action failed, and if a right is missing, how to get the right."""
+    if isinstance(error, RedisUnavailableError) and error.ambiguous:
+        return texts["perhaps_done"]
     note = texts[name].format(reason=visible(str(error)))
     return f"{note} {texts[hint]}" if is_forbidden(error) else note

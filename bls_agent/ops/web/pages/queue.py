@@ -91,7 +91,7 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
         waiting = await console.queue(project, SHOWN + 1)
         status = await console.status(project)
     except BlsError:  # the card shows this error
-        return Response(status_code=204)
+        return render_lists(request, (), note) if note else Response(status_code=204)
     try:
         in_hand = await console.in_hand(project, SHOWN + 1)
         letters = await console.dead_letters(project, SHOWN + 1)
