@@ -5,15 +5,18 @@ from __future__ import annotations
 import getpass
 import importlib.util
 import io
+import select
 import signal
 import socket
 import sys
 from contextlib import ExitStack, suppress
+from itertools import cycle
 from pathlib import Path
 
 import httpx2 as httpx
 import orjson
 import pytest
+from redis import Redis
 
 from bls_agent import ConfigurationError
 from bls_agent.ops.cli import main
@@ -22,6 +25,7 @@ from bls_agent.ops.web.auth import User, hash_token, parse_users
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.rights import Grants
 from bls_agent.ops.web.server import open_socket, urls_of
+from tests.harness import until
 from tests.ops.web.serving import HASH, PASSWORD, USERS, served
 from tests.programs import Program
 
@@ -58,6 +62,31 @@ def test_a_signal_ends_it_where_it_was_to_be_ignored(redis_url: str) -> None:
             assert console.end(10).code == 130
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+def test_a_post_without_an_answer_does_not_delay_the_end(
+    redis_url: str, project: str
+) -> None:
+    """The thread of a post may wait for ten seconds, and nobody waits for the thread."""
+    secret = {"BLS_WEBHOOK_SECRET": f"whsec_{'A' * 43}="}
+    statuses = cycle(("在线", "离线"))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as receiver,
+        Redis.from_url(redis_url) as redis,
+        Program(
+            *COMMAND, "--json", "--redis", redis_url, "--webhook",
+            f"http://127.0.0.1:{receiver.getsockname()[1]}/", env=secret,
+        ) as console,
+    ):  # fmt: skip
+        assert first_url(console)
+
+        def is_posting() -> bool:
+            redis.set(f"{project}_项目状态", next(statuses))
+            return bool(select.select([receiver], [], [], 1)[0])
+
+        until(is_posting, 30)
+        console.send_signal(signal.SIGINT)
+        assert console.end(6).code == 130
 
 
 def test_it_says_where_it_is_and_who_may_come_in(

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import anyio
-import anyio.to_thread
 
 import bls_agent
 from bls_agent.connection.reconnect import Reminders
@@ -48,6 +47,7 @@ from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.watch import Currency, clock
 from bls_agent.ops.web.requests import project_of_path, project_path
 from bls_agent.ops.web.rights import EVERY_ROLE, Grants
+from bls_agent.runtime.threads import HandlerThreads
 
 if TYPE_CHECKING:
     from bls_agent.ops.web.feeds.kept_changes import KeptChanges
@@ -312,6 +312,8 @@ class Webhook:
         self._posting = 0  # changes in the current post
         self._dropped = 0  # changes dropped since the last accepted post
         self._reminders = Reminders()
+        # Not threads of anyio, because the process cannot end before such a thread.
+        self._threads = HandlerThreads()
 
     def put(self, change: StatusChange) -> None:
         if len(self._waiting) >= MOST:
@@ -328,6 +330,7 @@ class Webhook:
                     await self._more.wait()
                 await self._deliver()
         finally:
+            self._threads.close()
             if left := len(self._waiting) + self._posting:
                 text = "the console ends; %d changes were not posted to %s"
                 logger.warning(text, left, self._target.place)
@@ -440,5 +443,5 @@ class Webhook:
                 content = answer.read(ANSWER) if self._target.chat else b""
                 return answer.status, content
 
-        # If the post is abandoned, the connection's timeout ends the thread.
-        return await anyio.to_thread.run_sync(send, abandon_on_cancel=True)
+        answered: tuple[int, bytes] = await self._threads.run(send)
+        return answered
