@@ -309,6 +309,7 @@ async def test_dead_letters_and_what_is_in_hand(
     page = (await client.get(f"/fragments/queue{query}", headers=own)).text
     for shown in ("Waiting commands", "Commands in hand", "甲 had it", "not a command"):
         assert shown in page
+    assert "commands in hand and dead letters of" in page  # asked before they go
     assert "geheim" not in page
     act = f"/fragments/dead/requeue{query}"
     for note in ("Queued again: 1<", "The command 3 is no longer a dead letter"):
