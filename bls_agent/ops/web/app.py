@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
-from bls_agent.core.errors import BlsError, ConfigurationError
+from bls_agent.core.errors import BlsError, ConfigurationError, RedisRefusedError
 from bls_agent.ops.web.api import api_routes
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.metrics import metrics_routes
@@ -122,7 +122,10 @@ async def _on_error_of_ours(request: Request, error: BlsError) -> Response:
         fields[name] = error.rule
     status = status_of(error)
     headers = {"retry-after": RETRY_AFTER} if status == 503 else None  # noqa: PLR2004
-    return refuse_with(request, status, str(error), fields=fields, headers=headers)
+    refused = isinstance(error, RedisRefusedError)
+    return refuse_with(
+        request, status, str(error), fields=fields, headers=headers, refused=refused
+    )
 
 
 async def _on_gone(_: Request, __: Exception) -> Response:

@@ -150,7 +150,7 @@ async def test_who_may_only_look_sends_nothing(
 async def test_of_one_project_the_others_are_not_seen(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
-    """Its log and its commands work; Redis is not called away."""
+    """Its log and its commands work; of the others a refusal is told, and no outage."""
     await admin.set(f"{project}_项目状态", "在线")
     await admin.set("another_项目状态", "在线")
     await give(admin, console_acl_rules(project))
@@ -163,6 +163,10 @@ async def test_of_one_project_the_others_are_not_seen(
         assert (await client.post("/api/commands", json=body)).status_code == 202
         answer = await client.get("/api/logs?projectName=another")
         assert answer.status_code == 503
+        answer = await client.get("/projects/another?lang=en")
+        assert answer.status_code == 503
+        assert "Redis refuses the request" in answer.text
+        assert "data-again" not in answer.text
 
 
 @needs_selectors

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -27,7 +28,12 @@ from bls_agent.core.codec import (
     encode,
     json_or_text,
 )
-from bls_agent.core.errors import BlsError, CommandError, RedisUnavailableError
+from bls_agent.core.errors import (
+    BlsError,
+    CommandError,
+    ContractError,
+    RedisUnavailableError,
+)
 from bls_agent.ops.fields import Field, FieldKind
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
@@ -67,8 +73,13 @@ async def _show_project(request: Request) -> Response:
     project = project_in_path(request.scope)
     look = await _look(request, project)
     if not look["cards"] and look["state"] is not Currency.READING:
-        status = 503 if look["away"] else 404
-        return error_page(request, status, name=project, detail=look["away"] or "")
+        return error_page(
+            request,
+            503 if look["away"] else 404,
+            name=project,
+            detail=look["away"] or "",
+            refused=look["state"] is Currency.FORBIDDEN,
+        )
     return render(
         request,
         "project.html",
@@ -90,9 +101,11 @@ async def _look(request: Request, project: str) -> JSONObject:
     state = web_state(request)
     await state.fleet.ready()
     card, about = state.fleet.card_of(project), state.fleet.describe()
-    is_missing = card is None and project and about["state"] is Currency.CURRENT
-    if is_missing and await state.console.exists(project):
-        about["state"] = Currency.READING
+    if card is None and project and about["state"] is Currency.CURRENT:
+        with suppress(ContractError):
+            await state.console.status(project)  # raises an error if Redis refuses it
+        if await state.console.exists(project):
+            about["state"] = Currency.READING
     return {"cards": [card] if card else [], **about}
 
 

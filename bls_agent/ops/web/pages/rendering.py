@@ -189,13 +189,24 @@ def _context(request: Request) -> dict[str, Any]:
 
 
 def error_page(
-    request: Request, status: int, *, name: str = "", detail: str = ""
+    request: Request,
+    status: int,
+    *,
+    name: str = "",
+    detail: str = "",
+    refused: bool = False,
 ) -> Response:
-    """Show an error with a link back; ``name`` is the project that the error is about."""
+    """Show an error with a link back; ``name`` is the project that the error is about.
+
+    ``refused`` means that Redis answers, but refuses the request until an operator
+    changes something.
+    """
     texts = texts_of(request)
     headline = texts[f"error_{status}" if status in _WITH_HEADLINE else "error_other"]
     hint, again = "", 0
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+    if refused:
+        headline = texts["error_refused"]
+    elif status == HTTPStatus.SERVICE_UNAVAILABLE:
         hint, again = texts["error_503_hint"], AGAIN
     elif status == HTTPStatus.NOT_FOUND and name:
         headline, hint = texts["error_404_project"], texts["error_404_hint"]
@@ -222,6 +233,7 @@ def refuse_with(
     fields: Mapping[str, str] | None = None,
     needs: str = "",
     headers: Mapping[str, str] | None = None,
+    refused: bool = False,
 ) -> Response:
     """Return an error as JSON for a path that returns data, or as a page.
 
@@ -229,6 +241,7 @@ def refuse_with(
     """
     if is_data(request):
         return error_answer(status, reason, fields=fields, needs=needs, headers=headers)
-    answer = error_page(request, status, detail=reason if shown is None else shown)
+    detail = reason if shown is None else shown
+    answer = error_page(request, status, detail=detail, refused=refused)
     answer.headers.update(headers or {})
     return answer
