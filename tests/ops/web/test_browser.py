@@ -18,6 +18,7 @@ from redis import Redis
 
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
+from bls_agent.ops.fleet import project_state
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds import (
@@ -780,13 +781,25 @@ def test_narrow_pages(browser: Any, base: str, foreign: Foreign, language: str) 
 
 
 @pytest.mark.parametrize("language", ["zh", "en"])
-def test_unknown_projects(browser: Any, base: str, redis: Redis, language: str) -> None:
-    """Who mistypes a name is told so, and finds the way back."""
+def test_unknown_projects(
+    browser: Any,
+    base: str,
+    foreign: Foreign,
+    language: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who mistypes a name is told so, and finds the way back; or who looks too long."""
+    monkeypatch.setattr(project_state, "KEPT", 0.0)
     with looking(browser, base, language=language, expected=("404",)) as looked:
         assert looked.open_project("<b>无</b>").status == 404
         assert looked.page.locator(".subject").text_content() == "<b>无</b>"
         looked.page.click("a.main")
         looked.page.locator("#nothing").wait_for()
+        foreign.status("在线")
+        looked.open_project(foreign.name)
+        looked.page.locator("#cards .card").wait_for()
+        foreign.remove()
+        looked.page.locator(".subject").wait_for()
 
 
 def test_login(browser: Any, server: DevServer, redis: Redis) -> None:

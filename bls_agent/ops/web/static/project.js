@@ -29,9 +29,9 @@ function take(told) {
     card.fill(now);
     list.hidden = false;
     tellTab({ faults: Number(isBad(card)) });
-  } else if (list.hidden && state === "live" && !left) {
+  } else if (state === "live" && !left) {
     left = true;
-    location.reload(); // there is no such project
+    location.reload(); // there is no such project, or no longer
   }
   const looking = byId("looking");
   looking.hidden = !list.hidden;
