@@ -363,3 +363,23 @@ def test_narrow_and_wide(browser: Any, base: str, writer: Writer) -> None:
                 looked.open(path)
                 looked.wait("document.querySelector('#link').dataset.state === 'live'")
                 assert looked.width() <= size[0]
+
+
+def test_how_long_a_run_is_kept(browser: Any, base: str, writer: Writer) -> None:
+    """It is counted down where nobody writes; a writer extends it without an event."""
+    writer.redis.set("bls_agent:{run:1:events}:owner", "writer")
+    for run in (1, 2):
+        writer.add(run, "lifecycle.started")
+        writer.redis.expire(f"run:{run}:events", 59)
+    with looking(browser, base) as looked:
+        looked.open("/runs")
+        looked.wait("document.querySelector('#link').dataset.state === 'live'")
+        kept = looked.texts(".card .kept dd")
+        looked.wait(
+            """([, kept]) => {
+                 const texts = [...document.querySelectorAll(".card .kept dd")];
+                 return parseInt(texts[1].textContent) < parseInt(kept) - 1;
+               }""",
+            kept,
+        )
+        assert looked.texts(".card .kept dd")[0] == kept[0]

@@ -58,6 +58,7 @@ export class RunCard extends StateCard {
     const last = told.age === null ? say("no_event") : say("last_event", { age: sayAge(told.age + since) });
     setText(this.find(".age"), [last, told.last, told.source].filter((text) => text).join(" · "));
     setText(this.find(".since dd"), told.started === null ? "—" : sayAge(told.started + since));
-    setText(this.find(".kept dd"), sayKept(told.ttl === null ? null : told.ttl - since));
+    const passed = told.state === "running" ? 0 : since; // a writer extends the TTL, also without an event
+    setText(this.find(".kept dd"), sayKept(told.ttl === null ? null : told.ttl - passed));
   }
 }
