@@ -48,7 +48,9 @@ def test_changes_are_filtered_and_read_back(browser: Any, server: DevServer) -> 
             days = page.locator("#history li[data-day]")
             assert 4 <= days.count() <= 5
             assert rows.first.locator("time").get_attribute("title").endswith(" UTC")
-            page.click("#older")
+            page.evaluate(
+                "const older = document.getElementById('older'); older.click(); older.click();"
+            )
             looked.wait("document.querySelectorAll('#history li').length === 250")
             assert not page.locator("#older").is_visible()
             Foreign(redis, "订单系统-124").status("故障", None)

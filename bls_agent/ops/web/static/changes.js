@@ -117,7 +117,8 @@ async function look() {
 async function readOlder() {
   const told = await read(`before=${before}`).catch(() => null);
   if (!told || told.since !== since) return;
-  const older = told.changes.map(makeRow).reverse();
+  const oldest = rows.at(-1)?.id; // a second response to the same request adds nothing
+  const older = told.changes.filter(({ id }) => id < oldest).map(makeRow).reverse();
   rows.push(...older);
   list.append(...older.map(({ element }) => element));
   ({ before } = told);
