@@ -35,7 +35,6 @@ def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
         "turned": rounded(view.turned_age),
         "age": rounded(view.age),
         "age_known": view.age_exact,
-        "ttl": rounded(view.ttl),
         "last": rounded(view.last_record_age),
         "queue": view.queue,
         "dead_letters": view.dead_letters,

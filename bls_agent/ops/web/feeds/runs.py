@@ -47,7 +47,6 @@ def make_run_card(run: RunSummary, now: float, *, whole: bool = False) -> JSONOb
         "state": run.state.value,
         "kind": STATES[run.state.value],
         "length": run.length,
-        "sequence": run.sequence,
         "started": _seconds_since(run.started_at, now),
         "age": _seconds_since(run.last_at, now),
         "at": run.last_at or 0.0,
