@@ -32,6 +32,7 @@ from bls_agent.project.console.queue import read_backwards
 from tests.harness import (
     cut_connections,
     eventually,
+    execute,
     needs_selectors,
     url_with_rights,
 )
@@ -306,6 +307,21 @@ async def test_what_waits_can_be_seen_and_withdrawn(
     for ask in (console.queue(project), console.withdraw(project, "a")):
         with pytest.raises(WrongTypeError):
             await ask
+
+
+async def test_a_server_that_cannot_answer_shows_no_project(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """The name neither exists nor is remembered."""
+    await admin.config_set("replica-serve-stale-data", "no")
+    await execute(admin, "REPLICAOF", "127.0.0.1", "1")
+    async with Console(own_server.url) as console:
+        for ask in (console.exists(project), console.send(project, "x")):
+            with pytest.raises(RedisUnavailableError, match="master_down"):
+                await ask
+        await execute(admin, "REPLICAOF", "NO", "ONE")
+        with pytest.raises(UnknownProjectError):
+            await console.send(project, "x")
 
 
 async def test_two_consoles_withdraw_at_the_same_time(

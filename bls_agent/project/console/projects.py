@@ -85,11 +85,17 @@ def _status_in(reply: Reply) -> Status | None:
 async def has_keys(pool: ConnectionPool, project: str) -> bool:
     """Return whether a project has a status, a log or a control list.
 
-    If Redis refuses to read one of these keys, return true.
+    If Redis refuses to read one of these keys, return true. If Redis cannot answer
+    now, raise RedisUnavailableError.
     """
     rows = (("PTTL", PROJECT_STATUS), ("LLEN", PROJECT_CONSOLE), ("LLEN", CONTROL))
     requests = [(name, encode_key(row.locate(project=project))) for name, row in rows]
-    return await pool.read_many(requests) != [NO_KEY, 0, 0]
+    replies = await pool.read_many(requests)
+    for reply in replies:
+        is_error = isinstance(reply, RedisUnavailableError)
+        if is_error and not isinstance(reply, RedisRefusedError):
+            raise reply
+    return replies != [NO_KEY, 0, 0]
 
 
 async def forget_project(
