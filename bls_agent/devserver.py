@@ -276,6 +276,9 @@ class ServerProcess:
 
     def _start(self, command: Sequence[str]) -> None:
         try:
+            with socket.socket() as probe:  # a server with a password looks like ours
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((LOOPBACK, self.port))
             with (self.folder / LOG_NAME).open("ab") as log:
                 earlier = log.tell()
                 self._server = subprocess.Popen(

@@ -200,10 +200,11 @@ def test_start_is_interrupted(
     assert not list(place.iterdir())
 
 
-def test_taken_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [(), ("--requirepass", "secret")])
+def test_taken_ports(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]) -> None:
     """A free port that somebody takes first is replaced; a wanted one is refused."""
-    with DevServer() as stranger:
-        assert not devserver._answers(stranger.port, os.getpid())
+    with DevServer(options=options) as stranger:
+        assert options or not devserver._answers(stranger.port, os.getpid())
         real = devserver._free_port
         ports = iter([stranger.port])
         monkeypatch.setattr(devserver, "_free_port", lambda: next(ports, 0) or real())
