@@ -36,7 +36,11 @@ from bls_agent.project.console.log import (
     follow_log,
 )
 from bls_agent.project.console.projects import find_projects, forget_project, has_keys
-from bls_agent.project.console.queue import CommandLists, CommandsInHand
+from bls_agent.project.console.queue import (
+    CommandLists,
+    CommandsInHand,
+    nothing_written,
+)
 from bls_agent.project.console.sending import CallOptions, RecordedActions
 from bls_agent.project.console.tracing import SendTracing, encode_within
 from bls_agent.project.messages import (
@@ -160,7 +164,8 @@ class Console(Store):
         )
         payload = encode_within(size_limit, message)
         sender = find_sender(sent_by, record=record)
-        await self._find(project, create=create)
+        with nothing_written():
+            await self._find(project, create=create)
         with self._tracing.tracer(project, message, payload, size_limit) as payload:
             await self._actions.send(project, message, payload, sender)
         return message
@@ -235,14 +240,10 @@ class Console(Store):
         Raises:
             BlsError: The errors of :meth:`call`, for the same reasons.
         """
+        with nothing_written():
+            expected = await self.instances(project)
         outcomes = await self._collect(
-            project,
-            command,
-            args,
-            await self.instances(project),
-            timeout,
-            broadcast=True,
-            **options,
+            project, command, args, expected, timeout, broadcast=True, **options
         )
         return dict(sorted(outcomes.items()))
 
@@ -262,7 +263,8 @@ class Console(Store):
         check_seconds("timeout", timeout)
         roll = OutcomeCollector(frozenset(expected))
         follower = Follower()
-        follower.start(*await self._log(project).newest(WINDOW))
+        with nothing_written():
+            follower.start(*await self._log(project).newest(WINDOW))
         message = await self.send(
             project, command, args, broadcast=broadcast, **options
         )

@@ -248,6 +248,21 @@ async def test_redis_is_away(own_server: DevServer, project: str) -> None:
         assert caught.value.ambiguous
 
 
+@pytest.mark.parametrize("method", ["send", "call", "call_all", "withdraw", "requeue"])
+async def test_redis_is_away_before_the_write(
+    own_server: DevServer, admin: Redis, project: str, method: str
+) -> None:
+    """Only a read was sent, so that the change was surely not executed."""
+    await admin.set(f"{project}_项目状态", "在线")
+    async with Console(own_server.url, timeout=0.3) as console:
+        await console.status(project)
+        own_server.freeze()
+        with pytest.raises(RedisUnavailableError) as caught:
+            await getattr(console, method)(project, "reload")
+        own_server.thaw()
+    assert (caught.value.kind, caught.value.ambiguous) == ("timeout", False)
+
+
 @pytest.mark.parametrize(
     ("ambiguous", "said", "sent"),
     [(False, "was not sent", False), (True, "may not have been sent", None)],

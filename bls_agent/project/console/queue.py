@@ -160,7 +160,7 @@ class CommandLists:
         """
         if command_id is not None and (not command_id or type(command_id) is not str):
             raise ConfigurationError("id", command_id, "a text that is not empty")
-        with wrong_type_of(key):
+        with nothing_written(), wrong_type_of(key):
             found = [
                 payload
                 async for payload, command in read_backwards(self._pool, key)
@@ -180,6 +180,16 @@ def wrong_type_of(key: str) -> Generator[None]:
         yield
     except RedisUnavailableError as error:
         checked_reply(error, key)
+
+
+@contextmanager
+def nothing_written() -> Generator[None]:
+    """Mark an error of a read before the write: the write was not executed."""
+    try:
+        yield
+    except RedisUnavailableError as error:
+        error.ambiguous = False
+        raise
 
 
 async def read_backwards(
