@@ -345,6 +345,25 @@ async def test_two_consoles_withdraw_at_the_same_time(
     assert set(map(str, range(250))) <= set(found)
 
 
+@pytest.mark.parametrize("count", [50, 150, 1_000])
+async def test_commands_are_put_back_during_a_search(
+    redis_url: str, redis: Redis, project: str, count: int
+) -> None:
+    """They move all others, and hide none of them."""
+    key = f"{project}_控制"
+    await redis.rpush(key, *(orjson.dumps({"id": str(n)}) for n in range(1_000)))
+    pool = ConnectionPool(Endpoint.of(redis_url), "back", timeout=5)
+    found: list[str] = []
+    try:
+        async for _, command in read_backwards(pool, key):
+            found.append(command.id)
+            if len(found) == 150:
+                await redis.lpush(key, *[b'{"id":"back"}'] * count)
+    finally:
+        await pool.aclose()
+    assert set(map(str, range(1_000))) <= set(found)
+
+
 async def test_a_search_ends_in_a_list_that_grows_faster_than_a_page(
     redis_url: str, redis: Redis, project: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,7 +198,7 @@ async def read_backwards(
     """Yield the commands of a list from its end, even if the list changes meanwhile.
 
     Each command that is in the list at the beginning and stays there is yielded at
-    least once. Positions are counted from the front of the list. Therefore commands
+    least once, except in case 3 with the longest page. Positions are counted from the front of the list. Therefore commands
     that are pushed meanwhile move no position, and the search ends. Two pages overlap
     by one command, the edge. There are three cases:
 
@@ -206,9 +206,9 @@ async def read_backwards(
     2. The next page is empty, because the list has become shorter. The search continues
        at the new end of the list.
     3. The edge has left the next page, because commands were removed, or put back to
-       the front. The previous page is read again, because unread commands may be there
-       now. From now on a page is twice as long, up to ``LONGEST_PAGE``. With the longest
-       page, the previous page is not read again.
+       the front. The search begins again at the end, because unread commands may be
+       anywhere now. From now on a page is twice as long, up to ``LONGEST_PAGE``. With
+       the longest page, the search does not begin again.
     """
     last, edge, size = max(0, await pool.read(key, "LLEN") - 1), b"", PAGE
     while True:
@@ -218,7 +218,8 @@ async def read_backwards(
             last, edge = max(0, min(first, await pool.read(key, "LLEN")) - 1), b""
             continue
         if edge and edge not in page and size < LONGEST_PAGE:
-            last, edge, size = last + size, b"", 2 * size
+            last, edge = max(0, await pool.read(key, "LLEN") - 1), b""
+            size *= 2
             continue
         for payload in reversed(page):
             yield payload, Command.peek(payload)
