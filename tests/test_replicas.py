@@ -14,7 +14,15 @@ import orjson
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent import Console, Level, LogEntry, NoOutcomeError, ProjectAgent, Status
+from bls_agent import (
+    Console,
+    Level,
+    LogEntry,
+    NoOutcomeError,
+    ProjectAgent,
+    RedisUnavailableError,
+    Status,
+)
 from bls_agent.devserver import DevServer
 from bls_agent.project.commands.dispatcher import BROADCAST_MODE
 from bls_agent.project.console.log import OutcomeCollector
@@ -618,6 +626,19 @@ def test_a_roll_call_takes_the_first_of_each() -> None:
         "甲": "succeeded",
         "乙": "failed",
     }
+
+
+async def test_a_call_reads_less_often_during_an_outage() -> None:
+    """A starting server is not flooded with connections."""
+    reads = 0
+
+    async def read() -> list[LogEntry]:
+        nonlocal reads
+        reads += 1
+        raise RedisUnavailableError("connection", "refused", connecting=True)
+
+    await OutcomeCollector().collect(read, 0.5)
+    assert 1 < reads < 12
 
 
 async def test_what_is_recognised_takes_no_room(redis_url: str, project: str) -> None:

@@ -31,6 +31,7 @@ SEARCHED: Final = 1_000  # records in one read while the position of a page is s
 MOST_SEARCHED: Final = 10_000  # records after which one call of search() ends, roughly
 AT_ONCE: Final = 500  # records in one read of a search; other tasks run between reads
 OUTCOME_PAUSE: Final = 0.02  # seconds between two reads of the log for outcomes
+OUTAGE_PAUSE: Final = 0.5  # most seconds that are added to this pause during an outage
 
 
 class LogReader:
@@ -251,14 +252,17 @@ class OutcomeCollector:
         self, read: Callable[[], Awaitable[Iterable[LogEntry]]], timeout: float
     ) -> None:
         """Read new records until all outcomes have come, or ``timeout`` has passed."""
+        backoff = Backoff(cap=OUTAGE_PAUSE)
         with anyio.move_on_after(timeout):
             while True:
+                pause = OUTCOME_PAUSE
                 try:
                     self.add(await read())
+                    backoff.succeeded()
                 except RedisRefusedError:
                     raise
                 except RedisUnavailableError:
-                    pass
+                    pause += backoff.failed()
                 if self.complete:
                     return
-                await anyio.sleep(OUTCOME_PAUSE)
+                await anyio.sleep(pause)
