@@ -49,6 +49,11 @@ Records = list[AnyRecord]
 _RECORDS: Final[ContextVar[Records | None]] = ContextVar("bls_records", default=None)
 
 
+def is_invoked() -> bool:
+    """Return whether the caller belongs to a call of ``agent.invoke``."""
+    return _RECORDS.get() is not None
+
+
 @dataclass(kw_only=True, eq=False)
 class Invocation:
     """The result of ``agent.invoke``: how a command ended, and its log records.

@@ -14,6 +14,7 @@ from bls_agent.connection.endpoint import Endpoint
 from bls_agent.core.codec import JSONObject, JSONValue
 from bls_agent.project.agent_state import state_of
 from bls_agent.project.commands.observer import OnEnd, TakenCommand
+from bls_agent.project.invocation import is_invoked
 from bls_agent.project.log.record import AnyRecord
 from bls_agent.project.messages import Outcome, OutcomeKind
 from bls_agent.project.stats import AgentStats
@@ -69,11 +70,12 @@ class Recording:
         self._seen = self._newest = agent.stats()
 
     def begin(self, taken: TakenCommand) -> OnEnd:
-        """Record a command. The agent calls this method before it runs the command."""
+        """Record a command that came over Redis, before the agent runs the command."""
         args: JSONValue = taken.message.fields.get("args")
         args = args if isinstance(args, dict) else {}
         command = RecordedCommand(taken.command, args, taken.id)
-        self.commands.append(command)
+        if not is_invoked():
+            self.commands.append(command)
 
         def end(outcome: Outcome, error: BaseException | None) -> None:
             command.outcome, command.exception = outcome, error

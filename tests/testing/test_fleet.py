@@ -123,6 +123,11 @@ async def test_an_outcome_that_call_did_not_wait_for(bls_fleet):
             lambda: running.assert_outcome("take", "failed", type="OutOfStock")
         )
 
+async def test_an_invoked_command_does_not_come_over_redis(bls_fleet):
+    async with bls_fleet.run(agent) as running:
+        assert not (await agent.invoke("take", goods="茶", count=40)).succeeded
+        running.assert_not_called("take")
+
 async def test_readers_and_stores_use_the_server(bls_fleet):
     async with bls_fleet.run(agent) as running, EventStore() as store:
         await store.add(7, "log", "info", {"text": "begun"})
