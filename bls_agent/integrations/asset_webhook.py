@@ -21,7 +21,12 @@ import anyio
 from bls_agent.assets.sources import check_branch
 from bls_agent.assets.sync import AssetSync
 from bls_agent.core.codec import JSONObject, decode_object
-from bls_agent.core.errors import ConfigurationError, DecodeError, MissingExtraError
+from bls_agent.core.errors import (
+    ConfigurationError,
+    DecodeError,
+    LeaseHeldError,
+    MissingExtraError,
+)
 from bls_agent.runtime.tasks import start_background
 
 try:
@@ -38,6 +43,7 @@ SHORTEST: Final = 16  # characters of a secret
 MAX_BODY: Final = 5 * 2**20  # bytes
 AT_ONCE: Final = 4  # bodies that are read at the same time; other deliveries wait
 PATIENCE: Final = 10.0  # seconds for a body to arrive, because GitHub waits no longer
+LEASE_PAUSE: Final = 1.0  # seconds between two tries while another one synchronises
 
 _SIGNATURE: Final = re.compile("sha256=[0-9a-f]{64}")
 
@@ -49,7 +55,8 @@ class AssetWebhookApp(Starlette):
 
     This is an ASGI application for ``POST`` at any path. A push is answered at once
     with 202, and the synchronisation runs in the background. If another push arrives
-    meanwhile, one more synchronisation follows. Other events and other branches are
+    meanwhile, one more synchronisation follows. If another object or process
+    synchronises at the time, the push waits for its end. Other events and other branches are
     answered with 200 and start nothing.
 
     A delivery without a valid signature (``X-Hub-Signature-256``) is answered with 401
@@ -61,8 +68,7 @@ class AssetWebhookApp(Starlette):
     mounts it must call :meth:`aclose`, and close ``sync``.
 
     Args:
-        sync: The synchronisation to run. Make it with ``wait=60`` if several processes
-            synchronise.
+        sync: The synchronisation to run.
         secret: The webhook's secret in GitHub's settings, with 16 or more characters.
         branch: The branch whose pushes start a synchronisation. Default: the branch of
             ``sync.source``, or the repository's default branch if the source has none.
@@ -158,6 +164,10 @@ class AssetWebhookApp(Starlette):
             try:
                 report = await self._sync.run()
                 failure = report.reason if report.status == "failed" else ""
+            except LeaseHeldError:  # the other one may have read the commit before
+                self._is_wanted = True
+                await anyio.sleep(LEASE_PAUSE)
+                continue
             except Exception as error:  # noqa: BLE001 - the next push has to be synchronised
                 failure = f"{type(error).__name__}: {error}"
             if failure:

@@ -18,7 +18,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
-from bls_agent import ConfigurationError, SourceError
+from bls_agent import ConfigurationError, LeaseHeldError, SourceError
 from bls_agent.assets import AssetSync
 from bls_agent.devserver import DevServer
 from bls_agent.integrations.asset_webhook import AssetWebhookApp
@@ -118,6 +118,31 @@ async def test_a_push_synchronises(
 
     await eventually(is_done)
     assert gate.looks == 3
+
+
+async def test_a_push_waits_for_another_synchronisation(
+    client: httpx2.AsyncClient,
+    sync: AssetSync,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other one may have read the branch before the push."""
+    monkeypatch.setattr("bls_agent.integrations.asset_webhook.LEASE_PAUSE", 0.01)
+    refused: list[LeaseHeldError] = []
+    run = sync.run
+
+    async def run_or_be_refused() -> Any:
+        try:
+            return await run()
+        except LeaseHeldError as error:
+            refused.append(error)
+            raise
+
+    monkeypatch.setattr(sync, "run", run_or_be_refused)
+    async with sync._hold_lease():
+        assert await post(client) == (202, "accepted")
+        await eventually(lambda: bool(refused))
+    await eventually(lambda: gate.looks == 1)
 
 
 @pytest.mark.parametrize(
