@@ -171,13 +171,15 @@ async def test_a_record_that_cannot_be_written_stops_nothing(
 async def test_a_command_that_was_not_sent(
     redis: Redis, console: Console, project: str
 ) -> None:
-    """A second record says so, with the same id; the caller gets the error."""
+    """A second record says so, with the same id; the list grows no longer by both."""
     await redis.set(f"{project}_控制", "no list")
+    await redis.rpush(f"{project}_项目控制台", *["{}"] * 10_000)
     with pytest.raises(WrongTypeError):
         await console.send(
             project, "reload", {"token": "geheim"}, sent_by="值班员", **RECORD
         )
-    first, second = await console.logs(project)
+    assert await redis.llen(f"{project}_项目控制台") == 10_000
+    first, second = await console.logs(project, 2)
     assert second.level is Level.WARN
     assert second.message.startswith("command 'reload' was not sent: ")
     assert second.metadata["sent"] is False

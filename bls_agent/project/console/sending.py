@@ -73,7 +73,9 @@ class RecordedActions:
             if not (isinstance(error, RedisUnavailableError) and error.connecting):
                 with suppress(BlsError), anyio.move_on_after(RECORD_TIME):
                     after = note.after(error, self.clock())
-                    await self.pool.call(console, "RPUSH", after)
+                    length = await self.pool.call(console, "RPUSH", after)
+                    await self._trim(console, length - 1)  # for the first record
+                    await self._trim(console, length)
             raise
         await self._trim(console, length)
 
