@@ -49,6 +49,13 @@ def test_what_is_wanted(
     assert LogFilter(**wanted).wants(gap_entry(3))
 
 
+@pytest.mark.parametrize("name", ["since", "until"])
+def test_a_time_without_a_zone(name: str) -> None:
+    """It cannot be compared with the times of records."""
+    with pytest.raises(ConfigurationError, match=name):
+        LogFilter(**{name: TIME.replace(tzinfo=None)})  # type: ignore[arg-type]
+
+
 def test_a_moment() -> None:
     """A span before now, or a timestamp; anything else is no moment."""
     ago = datetime.now(UTC) - (read_moment("1d2h3m4s") or TIME)

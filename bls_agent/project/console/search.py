@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from bls_agent.core.codec import encode, parse_timestamp
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.messages import Level, LogEntry
 
 _SPAN: Final = re.compile(
@@ -34,6 +35,9 @@ class LogFilter:
         replica: The beginning of the name of the replica that wrote the record.
         logger: The name of a logger of ``logging``. Records of its child loggers match,
             too.
+
+    Raises:
+        ConfigurationError: ``since`` or ``until`` has no time zone.
     """
 
     text: str = ""
@@ -42,6 +46,12 @@ class LogFilter:
     until: datetime | None = None
     replica: str = ""
     logger: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that the times can be compared with those of records."""
+        for name, moment in (("since", self.since), ("until", self.until)):
+            if moment is not None and moment.tzinfo is None:
+                raise ConfigurationError(name, moment, "a time with its zone")
 
     def wants(self, entry: LogEntry) -> bool:
         """Return whether the filter selects this entry."""
