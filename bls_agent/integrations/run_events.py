@@ -72,11 +72,11 @@ DIGITS: Final = len(str(MOST))
 
 def _error_response(
     status: int,
-    message: str = "",
+    message: str,
     headers: Mapping[str, str] | None = None,
     **more: str,
 ) -> Response:
-    body = encode({"error": message or _ABSENT[status], **more})
+    body = encode({"error": message, **more})
     all_headers = {**HEADERS, "x-content-type-options": "nosniff", **(headers or {})}
     return Response(body, status, all_headers, "application/json")
 
@@ -283,7 +283,7 @@ class RunEventsResponse(Response):
         if status == 200 or (status == 404 and self._wait):  # noqa: PLR2004 - statuses
             unnamed = request.query_params.get("unnamed", "") in ("1", "true")
             return self._open(last or BEGINNING, unnamed=unnamed)
-        return _error_response(status)
+        return _error_response(status, _ABSENT[status])
 
     def _open(self, last_id: str, *, unnamed: bool) -> Response:
         follower = self._store.follow(self._run_id, last_id)
@@ -401,7 +401,8 @@ class RunEventsApp(Starlette):
         limit = _limit_in_query(request)
         page = await self._store.page(run_id, after=after, limit=limit)
         if not page.events and not await self._store.exists(run_id):
-            return _error_response(404 if after is None else 410)
+            status = 404 if after is None else 410
+            return _error_response(status, _ABSENT[status])
         return _page_response(page)
 
     async def _send_stream(self, request: Request) -> Response:

@@ -164,13 +164,16 @@ async def test_an_authorize_that_raises_opens_nothing(
     async def authorize(request: Request, run_id: int) -> bool:
         if "user" in request.query_params:
             raise RuntimeError
-        raise HTTPException(401, "who are you?", {"WWW-Authenticate": "Basic"})
+        detail = request.query_params.get("detail", "who are you?")
+        raise HTTPException(401, detail, {"WWW-Authenticate": "Basic"})
 
     async with asking(RunEventsApp(store, authorize=authorize)) as client:
         answer = await client.get(f"/runs/{run_id}/events/stream")
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Basic"
         assert answer.json() == {"error": "who are you?"}
+        answer = await client.get(f"/runs/{run_id}/events?detail=")
+        assert (answer.status_code, answer.json()) == (401, {"error": ""})
         answer = await client.get(f"/runs/{run_id}/events?user=x")
         assert answer.status_code == 500
         assert b"id" not in answer.content
