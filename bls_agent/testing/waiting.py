@@ -35,7 +35,7 @@ async def eventually(
             AssertionError at the last call, this error is raised.
     """
     __tracebackhide__ = True  # pytest leaves this frame out
-    failure: AssertionError | None = None
+    failure: AssertionError | None = AssertionError("the condition has not returned")
     value: T | None = None
     began = anyio.current_time()
     with anyio.move_on_after(within):

@@ -41,6 +41,7 @@ import subprocess
 import sys
 import time
 import pytest
+from anyio import sleep_forever
 from functools import partial
 from unittest.mock import ANY
 from bls_agent import ArgumentError, Console, EventStore, ProjectAgent, RedisRefusedError, Status
@@ -266,6 +267,9 @@ async def test_never_logged(bls_fleet):
     async with bls_fleet.run(agent) as running:
         await eventually(lambda: running.assert_logged("info", "done"), within=0.05)
 
+async def test_never_returned(bls_fleet):
+    await eventually(sleep_forever, within=0.05)
+
 async def test_nothing_is_cut(bls_fleet):
     async with bls_fleet.run(agent) as running:
         async with bls_fleet.cut(after_bytes=9_000):
@@ -291,7 +295,7 @@ async def test_faulty(bls_fleet):
 def test_a_failing_test_says_why(shop: pytest.Pytester) -> None:
     """The message has what was expected and what came; teardown names what was not seen."""
     result = run(shop, FAILING)
-    result.assert_outcomes(failed=8, passed=3, errors=3)
+    result.assert_outcomes(failed=9, passed=3, errors=3)
     result.stdout.fnmatch_lines_random(
         [
             "E * expected one command take(goods='米'), perhaps with more arguments",
@@ -305,6 +309,7 @@ def test_a_failing_test_says_why(shop: pytest.Pytester) -> None:
             "E * got 0 commands",
             "E * the condition did not hold within 0.05 s (*test_stock.py:*); it returned *",
             "E * expected a record info 'done'",
+            "E * the condition has not returned",
             "E * cut(after_bytes=9000): no connection was cut; the server sent only * bytes *",
             "库存系统: take(goods='茶', count=40): failed (OutOfStock: no 40 of 茶)",
             "库存系统: log records dropped: buffer_full=20",
