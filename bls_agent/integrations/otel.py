@@ -21,7 +21,7 @@ from bls_agent.core.errors import ConfigurationError, MissingExtraError
 from bls_agent.core.keys import CONTROL
 from bls_agent.project.agent_state import state_of
 from bls_agent.project.commands.observer import OnEnd, TakenCommand
-from bls_agent.project.console.tracing import encode_within, tracing_of, untraced
+from bls_agent.project.console.tracing import tracing_of, untraced
 from bls_agent.project.messages import Command, Level, Outcome
 from bls_agent.sync_console import SyncConsole
 
@@ -181,10 +181,9 @@ def _sending(
     ):
         fields: dict[str, str] = {}
         _W3C.inject(fields)
-        if len(payload) + _length(fields) <= size_limit:
-            payload = encode_within(size_limit, command, fields)
+        traced = command.encode(fields)
         try:
-            yield payload
+            yield traced if len(traced) <= size_limit else payload
         except BaseException as error:
             shared["error.type"] = type(error).__name__
             _fail(span, shared["error.type"])
@@ -259,11 +258,6 @@ def _describe(taken: TakenCommand) -> dict[str, AnyValue]:
 def _fail(span: Span, error_type: str) -> None:
     span.set_attribute("error.type", error_type)
     span.set_status(StatusCode.ERROR)
-
-
-def _length(fields: Mapping[str, str]) -> int:
-    """Return how many bytes the fields add to a command."""
-    return sum(len(name) + len(value) + 6 for name, value in fields.items())
 
 
 def _trace_fields(fields: JSONObject) -> dict[str, str]:

@@ -406,13 +406,18 @@ async def test_a_blocking_console_continues_the_trace_of_its_caller(
 async def test_a_trace_makes_no_command_too_long(
     console: Console, project: str, redis: Redis, telemetry: Telemetry
 ) -> None:
-    """At the limit a command goes without its trace."""
+    """At the limit a command goes without its trace, however JSON escapes the trace."""
     telemetry.instrument(console)
     limit = len(Command.create("reload", now=1e9).encode())
-    for room in (0, 200):
-        await console.send(project, "reload", create=True, size_limit=limit + room)
-    sent = map(orjson.loads, await redis.lrange(f"{project}_控制", 0, -1))
-    assert ["traceparent" in one for one in sent] == [False, True]
+    carrier = {"traceparent": PARENT, "tracestate": 'v="\\"'}
+    parent = otel._W3C.extract(carrier)
+    with telemetry.tracer.start_as_current_span("request", parent):
+        for room in range(120):
+            await console.send(project, "reload", create=True, size_limit=limit + room)
+    sent = await redis.lrange(f"{project}_控制", 0, -1)
+    assert all(len(one) <= limit + room for room, one in enumerate(sent))
+    traces = [orjson.loads(one).get("tracestate") for one in (sent[0], sent[-1])]
+    assert traces == [None, carrier["tracestate"]]
 
 
 async def test_a_command_that_was_not_sent(telemetry: Telemetry) -> None:

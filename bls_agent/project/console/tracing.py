@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -46,10 +45,8 @@ def tracing_of(console: Traceable) -> SendTracing:
     return console._tracing  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - declared in this module
 
 
-def encode_within(
-    size_limit: int, command: Command, trace: Mapping[str, str] | None = None
-) -> bytes:
-    payload = command.encode(trace)
+def encode_within(size_limit: int, command: Command) -> bytes:
+    payload = command.encode()
     if len(payload) > size_limit:
         raise CommandTooLargeError(len(payload), size_limit)
     return payload
