@@ -15,8 +15,8 @@ import anyio
 from bls_agent.agent import ProjectAgent
 from bls_agent.connection.access import Access
 from bls_agent.connection.endpoint import Endpoint, Reply
-from bls_agent.console import Console
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.core.keys import PROJECT_STATUS
 from bls_agent.core.redaction import mask_url
 from bls_agent.devserver import DevServer
 from bls_agent.project.messages import Status
@@ -54,7 +54,6 @@ class FleetServer:
         self._password = secrets.token_hex(8)
         login = f"://{USER}:{self._password}@" if is_ours else "://"
         self.proxy: FaultProxy = FaultProxy(server_url.replace("://", login, 1))
-        self._console = Console(server_url)
         self._access = Access(server_url, "bls-testing")
         self._thread = LoopThread("bls-agent testing")
 
@@ -64,7 +63,7 @@ class FleetServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for close in (self.proxy.__aexit__, self._console.aclose, self._access.aclose):
+        for close in (self.proxy.__aexit__, self._access.aclose):
             self.call(close)
         self._thread.stop()
         self._thread.join(1.0)
@@ -88,7 +87,8 @@ class FleetServer:
         return self.call(ask)
 
     def status(self, project: str) -> Status | None:
-        return self.call(self._console.status, project)
+        value = self.ask("GET", PROJECT_STATUS.locate(project=project))
+        return None if value is None else Status.decode(value)
 
     def clear(self) -> None:
         """End every fault and delete all data, before a test.
