@@ -154,7 +154,6 @@ class WriterPool:
         self._access = access
         self._gate = ReconnectGate(Backoff(cap=CAP))
         self.users = 0  # number of open runs
-        self.is_away = False  # whether the last lease request could not connect
 
     async def open(self) -> None:
         """Connect to Redis. While Redis is unavailable, one run at a time tries."""
@@ -203,8 +202,8 @@ class RunLease(LeaseState):
         super().__init__(keys.events, lease, make_token(lease))
         # When to send the next request, by the event loop's clock.
         self.due: float = 0.0
-        # Set when the first request has a reply or has failed, or if Redis is away.
-        # Opening the writer waits for this event.
+        # Set when the first request has a reply or has failed. Opening the writer waits
+        # for this event.
         self.answered: anyio.Event = anyio.Event()
         # The error that opening the run raises.
         self.refusal: BlsError | None = None
@@ -212,8 +211,6 @@ class RunLease(LeaseState):
         self._keys = keys
         self._logged_lost = False
         self._backoff = Backoff(cap=CAP)
-        if pool.is_away:  # the opening does not wait for Redis
-            self.answered.set()
         self._task = start_background(self._keep, "bls-agent run lease")
 
     async def _keep(self) -> None:
@@ -240,12 +237,10 @@ class RunLease(LeaseState):
             sent_at = boot_seconds()
             reply = await self._pool.run_script(HOLD_RUN, self._keys, arguments)
         except RedisUnavailableError as error:
-            self._pool.is_away = error.connecting
             if isinstance(error.__cause__, WrongTypeError):
                 self.refusal = error.__cause__
             self.answered.set()
             return self._backoff.failed(permanent=isinstance(error, RedisRefusedError))
-        self._pool.is_away = False
         self._backoff.succeeded()
         lease_reply = LeaseReply.of(reply)
         if self.handle_reply(lease_reply, sent_at=sent_at, now=boot_seconds()):
