@@ -349,7 +349,7 @@ class PendingEvent:
     rank: int  # a full buffer drops events of the lowest rank first
     size: int  # approximate bytes in memory
     was_cut: bool = False  # whether the data were too long and were shortened
-    ends: bool = False  # whether the run ends with this event
+    ends: bool = False  # whether it is the outcome of the run, or its ``system.close``
 
     def encode(self, limit: int) -> tuple[bytes, bool]:
         """Return the event's data as JSON, and whether they were shortened."""

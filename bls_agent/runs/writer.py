@@ -429,7 +429,7 @@ class RunWriter:
 
     def _put_end(self, writing: RunWriterTask, error: BaseException | None) -> None:
         if self._options.lifecycle:
-            self._put("lifecycle", *describe_end(error, self.result))
+            self._put("lifecycle", *describe_end(error, self.result), ends=True)
             self._put("system", "close", None, ends=True)
             return
         for event in writing.report_drops():

@@ -337,7 +337,7 @@ class RunWriterTask:
         self._reported: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._throttled_log = ThrottledLog()
-        self._has_end = False  # whether a batch has ended the run
+        self._has_end = False  # whether a batch contains the outcome of the run
         self._end: asyncio.Task[None] | None = None
         self._task = self._start(self._write_all)
         pool.tally.begin(self)
@@ -349,12 +349,12 @@ class RunWriterTask:
 
     def prepare(self, items: Sequence[PendingEvent]) -> _Batch:
         """Make a batch: add warnings about drops, merge pieces, encode all events."""
-        if self._has_end:
-            self.counts.behind_end += len(items)
-            return _Batch([])
         ends = [item for item in items if item.ends]
         kept = [item for item in items if not item.ends]
-        warnings = self.report_drops()
+        warnings = [] if self._has_end else self.report_drops()
+        if self._has_end:
+            self.counts.behind_end += len(kept)
+            kept = []
         limit, cut = self._pool.bounds.event_size_limit, 0
         merged = merge(kept, limit) if self._merges else kept
         batch = _Batch([*warnings, *merged, *ends])
@@ -366,7 +366,8 @@ class RunWriterTask:
                 ("", when, *event.source, event.category, event.action, payload)
             )
         batch.pieces = len(kept) - len(merged)
-        batch.ends = self._has_end = bool(ends)
+        batch.ends = bool(ends) and ends[-1].action == "close"
+        self._has_end |= bool(ends)
         if cut and not self.counts.cut:
             text = "data of run %d exceed event_size_limit and are cut, now and later"
             logger.warning(text, self._keys.run_id)

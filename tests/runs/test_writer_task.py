@@ -321,12 +321,22 @@ async def test_what_comes_behind_the_end(store: EventStore, run_id: int) -> None
     assert stats.dropped == {"closed": 1}
 
 
-async def test_an_end_stands_last_in_its_batch(store: EventStore, run_id: int) -> None:
+@pytest.mark.parametrize("first", [1, 3])
+async def test_nothing_stands_between_the_outcome_and_the_close(
+    store: EventStore, run_id: int, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Also where a batch ends between them: what comes behind the outcome is counted."""
     async with store.run(run_id) as run:
         await run.flush()
         sink: Any = run._writing
-        end = sink.own_event("system", "close", {})
-        end.ends = True
-        batch = sink.prepare([end, sink.own_event("agent", "worker", {})])
-        assert [event.category for event in batch] == ["agent", "system"]
+        ends: list[PendingEvent] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(run._delivery, "put", ends.append)
+            run._put_end(sink, None)
+        items = [ends[0], sink.own_event("agent", "worker", {}), ends[1]]
+        batches = [sink.prepare(items[:first]), sink.prepare(items[first:])]
+        written = [event for batch in batches for event in batch]
+        assert written[-2:] == ends
+        assert len(written) + run.stats().dropped.get("closed", 0) == 3
+        assert [batch.ends for batch in batches] == [first == 3, first == 1]
         sink._has_end = False
