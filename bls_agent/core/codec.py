@@ -219,11 +219,11 @@ def _stand_in(value: object) -> JSONValue:
     if decimal is not None and isinstance(value, decimal.Decimal):
         return str(value)
     if isinstance(value, BaseException):
-        return f"{type(value).__name__}: {_text_of(value)}"
+        return f"{type(value).__name__}: {text_of(value)}"
     return _describe(value)
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     try:
         return _tame_text(str(error))
     except Exception:  # noqa: BLE001 - a program's __str__ may raise anything

@@ -11,6 +11,7 @@ from typing import ClassVar, Final, Literal
 from bls_agent.connection.access import LoopLocal, RedisOrAgent, Store
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.reconnect import ThrottledLog
+from bls_agent.core.codec import text_of
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import checked_reply, slot_of
 from bls_agent.core.redaction import redact
@@ -64,7 +65,7 @@ class _Take:
                     "%r: its end is not confirmed, it may be done again", taken
                 )
         elif isinstance(error, Exception):
-            await taken.fail(f"{type(error).__name__}: {error}")
+            await taken.fail(f"{type(error).__name__}: {text_of(error)}")
         else:
             await taken.give_back()
 
@@ -129,7 +130,8 @@ class TakenRequest:
         """
         options = self._exchange.options
         if self._held.token and self.attempt <= options.max_retries:
-            delay = min(LONGEST_DELAY, options.retry_delay * 2 ** (self.attempt - 1))
+            doublings = min(self.attempt - 1, 1_000)  # 2 ** 1_024 exceeds a float
+            delay = min(LONGEST_DELAY, options.retry_delay * 2**doublings)
             jittered = delay * random.uniform(0.5, 1.0)  # noqa: S311 - the delay is no secret
             return await self._settle(Action.RETRY, int(jittered * 1000))
         return await self._settle(Action.FAIL, self._held.failed_entry(reason))

@@ -205,14 +205,30 @@ async def test_a_failure_is_tried_again_three_times(
     assert await drain(queue) == [PAGE.url.rpartition("/")[2]]
 
 
+async def test_an_error_that_has_no_text(queue: RequestQueue) -> None:
+    """It leaves the block unchanged, and the request is tried again."""
+
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise OSError
+
+    await queue.push(PAGE)
+    with pytest.raises(MuteError):
+        async with queue.take():
+            raise MuteError
+    assert (await queue.stats()).delayed == 1
+
+
 async def test_the_delay_doubles_with_each_retry(
     redis_url: str, redis: Any, name: str
 ) -> None:
     """Between half of it and all of it; from the seventh on it is a minute at most."""
     processing = f"crawlo:{name}:queue:processing"
-    async with RequestQueue(redis_url, name, retry_delay=2, max_retries=9) as queue:
+    async with RequestQueue(
+        redis_url, name, retry_delay=2.0, max_retries=2_000
+    ) as queue:
         await queue.push(PAGE)
-        for attempt in range(1, 8):
+        for attempt in (*range(1, 8), 1_100):
             async with queue.take(timeout=5) as taken:
                 assert taken is not None
                 assert taken.attempt == attempt
@@ -224,6 +240,9 @@ async def test_the_delay_doubles_with_each_retry(
             assert due - before > longest / 2 - 0.01
             assert due - after < longest + 0.01
             await redis.zadd(processing, {member: 1})  # its delay is over
+            if attempt == 7:
+                retries = f"crawlo:{name}:queue:failed:retries:{member.decode()}"
+                await redis.set(retries, 1_099)
 
 
 async def server_time(redis: Any) -> float:
