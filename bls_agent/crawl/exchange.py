@@ -130,7 +130,8 @@ class _Write(NamedTuple):
     settlements: Sequence[Settlement]  # ends and renewals of leases
     wanted: int  # number of requests to take; -1 if the take script does not run
     token: str  # the token of the new leases; empty in mode ``simple``
-    sent_at: float  # time of the write, by ``boot_seconds``
+    begun_at: float  # time of the write, by the loop's clock
+    sent_at: float  # the same, by ``boot_seconds``
 
 
 class Exchange:
@@ -188,7 +189,7 @@ class Exchange:
         future: asyncio.Future[Held | None] = self._loop.create_future()
         until = math.inf if timeout is None else self._loop.time() + timeout
         self._waiters[future] = until
-        self._look_at = 0.0
+        self._look_at = self._loop.time()
         self._start()
         try:
             return await future
@@ -332,7 +333,7 @@ class Exchange:
             self._must_look = self._must_look or wake is not None
         except RedisUnavailableError:  # the next take script reports the error
             await asyncio.sleep(wait)
-        self._look_at = 0.0
+        self._look_at = self._loop.time()
         if self._is_needed:
             self._start()
 
@@ -387,11 +388,12 @@ class Exchange:
             raise fault
 
     def _next_write(self) -> _Write:
+        times = self._loop.time(), boot_seconds()
         settlements, count = self._next_settlements(), self._count_wanted()
         if not count and not self._must_look:
-            return _Write(settlements, -1, "", boot_seconds())
+            return _Write(settlements, -1, "", *times)
         token = secrets.token_hex(12) if self.options.leased else ""
-        return _Write(settlements, count, token, boot_seconds())
+        return _Write(settlements, count, token, *times)
 
     def _runs_of(self, write: _Write) -> list[ScriptRun]:
         found: list[ScriptRun] = []
@@ -478,7 +480,6 @@ class Exchange:
         """Pass the taken requests to the waiting tasks."""
         if isinstance(reply, BlsError) or reply is None:
             return reply
-        self._must_look = False
         for at in range(1, len(reply), 4):
             member, body, score, failures = reply[at : at + 4]
             held = Held(member, write.token, body or b"", float(score), failures + 1)
@@ -486,11 +487,13 @@ class Exchange:
                 held.valid_until = valid_until(write.sent_at, self.options.lease)
             self._hand_over(held)
         now = self._loop.time()
-        if len(reply) > 1:
-            self._look_at = now
-            return None
-        self._look_at = now + reply[0] / 1000 if reply[0] >= 0 else math.inf
-        self._end_waits(None, now)
+        # If a push or a call of take() has come during the write, another write follows.
+        if not write.begun_at <= self._look_at <= now:
+            self._must_look = False
+            pause = reply[0] / 1000 if reply[0] >= 0 else math.inf
+            self._look_at = now if len(reply) > 1 else now + pause
+        if len(reply) == 1:
+            self._end_waits(None, write.begun_at)
         return None
 
     def _fault_of(self, held: Held) -> str:

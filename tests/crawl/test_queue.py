@@ -722,6 +722,30 @@ async def test_a_waiting_worker_gets_a_push_at_once(
         assert max(times) - pushed_at < 1
 
 
+@pytest.mark.parametrize("count", [2, 3])
+async def test_what_is_pushed_while_a_reply_is_under_way(
+    own_server: DevServer, admin: Redis, count: int
+) -> None:
+    """The reply knows nothing of it: two who wait get it, and one who looks once."""
+    async with (
+        FaultProxy(own_server.url, seed=7) as proxy,
+        RequestQueue(proxy.url, "新闻") as queue,
+        RequestQueue(own_server.url, "新闻") as producer,
+    ):
+        await drain(queue)  # the server knows the script
+        waits = [asyncio.create_task(drain_one(queue))]
+        await eventually(lambda: are_blocked(admin, 1))
+        armed = proxy.arm(Late(command="EVALSHA", seconds=0.5))
+        waits.append(asyncio.create_task(drain_one(queue)))
+        await eventually(lambda: armed.fired == 1)
+        await producer.push_many(page(number) for number in range(count))
+        with anyio.fail_after(1.5):  # a look of its own comes after 2 s
+            if count > len(waits):
+                async with queue.take(timeout=0) as taken:
+                    assert taken is not None
+            await asyncio.gather(*waits)
+
+
 async def test_waiting_workers_of_many_processes_share_one_push_of_many(
     redis_url: str, name: str
 ) -> None:
