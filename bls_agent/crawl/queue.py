@@ -113,7 +113,7 @@ class TakenRequest:
             confirmed in time. ``False`` is also returned for a request that was settled
             before.
         """
-        if not self._held.token:
+        if not self._held.token and not self.settled:
             self.settled = True
             return True
         return await self._settle(Action.ACK, "1" if self.attempt > 1 else "")

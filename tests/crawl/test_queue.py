@@ -654,6 +654,7 @@ async def test_simple_mode_is_done_when_taken(
         async with queue.take() as taken:
             assert taken is not None
             assert await taken.give_back()
+            assert not await taken.ack()
             assert taken.request == page(3)
         assert await drain(queue) == ["3"]
         assert sorted(await contents(redis, name)) == ["queue:failed"]
