@@ -297,6 +297,7 @@ class _Batch(list[PendingEvent]):
         self.pieces = 0  # number of pieces of a text that were merged
         self.ends = False  # whether the run ends with this batch
         self.number = 0  # 0 before the first write; repeated writes keep the number
+        self.floor = 0  # the sequence that the first write had to exceed
 
 
 @dataclass
@@ -408,8 +409,9 @@ class RunWriterTask:
         assert isinstance(batch, _Batch)  # noqa: S101 - prepare() made the batch
         if not batch:
             return
-        batch.number = batch.number or next(self._numbers)
         floor = self._pool.marks.of(self._keys.run_id, boot_seconds())
+        if not batch.number:
+            batch.number, batch.floor = next(self._numbers), floor[0]
         arguments = add_arguments(
             batch.rows,
             maxlen=self._pool.bounds.maxlen,
@@ -430,12 +432,10 @@ class RunWriterTask:
             reply = reply[:-1]
             if self._run_lease is not None:
                 self._run_lease.note_renewed(sent_at=sent_at)
-        self._handle_reply(batch, reply, until, floor)
+        self._handle_reply(batch, reply, until)
         self.counts.merged += batch.pieces
 
-    def _handle_reply(
-        self, batch: _Batch, reply: Reply, until: float, floor: tuple[int, str]
-    ) -> None:
+    def _handle_reply(self, batch: _Batch, reply: Reply, until: float) -> None:
         """Record the ids of the written events, and when the run expires."""
         sequence, *ids = reply
         again = ids[1:2] == [b"again"]
@@ -443,7 +443,7 @@ class RunWriterTask:
             del ids[1:]
         if ids:
             last = ids[-1].decode()
-            is_new = not again and sequence < floor[0]
+            is_new = sequence < batch.floor
             self._pool.marks.raise_to(
                 self._keys.run_id, sequence, last, until, is_new=is_new
             )

@@ -18,7 +18,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.runs import RunWriter
 from bls_agent.runs.reading import RunKeys
 from tests.harness import cut_connections, eventually, execute, is_gone, url_with_rights
-from tests.kit import Cut, Direction, FaultProxy, Lose, Rate, Rule
+from tests.kit import Cut, Direction, FaultProxy, Late, Lose, Rate, Rule
 
 KEYS = RunKeys(1)
 ENDS = ["lifecycle.completed", "system.close"]
@@ -177,6 +177,23 @@ async def test_a_link_that_breaks_in_a_batch(
     assert await numbers(admin) == list(range(3_500))
     assert run.stats().resent > 0
     assert run.stats().dropped == {}
+
+
+async def test_a_reused_run_whose_first_reply_is_lost(
+    proxy: FaultProxy, admin: Redis
+) -> None:
+    """It begins at 1, and what the process knows of the run before makes no jump."""
+    async with EventStore(proxy.url, timeout=0.3) as store:
+        async with store.run(1) as run:
+            emit(run, 100)
+        await admin.delete(*KEYS.all)
+        proxy.arm(Late(command="EVALSHA", seconds=0))  # the lease
+        lost = proxy.arm(PHASES["reply-lost"])
+        async with store.run(1) as run:
+            assert await run.flush(20)
+            assert lost.fired == 1
+            emit(run, 3)
+    assert await numbers(admin) == [0, 1, 2]
 
 
 async def test_a_link_that_breaks_at_the_end(proxy: FaultProxy, admin: Redis) -> None:
