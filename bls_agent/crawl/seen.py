@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 
 from bls_agent.connection.access import RedisOrAgent, Store
 from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.pool import MANY
 from bls_agent.connection.scripts import ADD_SEEN
 from bls_agent.core.errors import (
     ConfigurationError,
@@ -120,16 +121,19 @@ class SeenFilter(Store):
         """
         members, pool = [_member(one) for one in fingerprints], self._access.pool
         verb = "BF.ADD" if self._bloom else "SADD"
-        replies: list[Reply]
+        replies: list[Reply] = []
         try:
-            if self._ttl is None:
-                requests = [(verb, self.key, member) for member in members]
-                replies = await pool.call_many(requests)
-            else:
-                runs = [([self.key], (self._ttl, verb, one)) for one in members]
-                replies = await ADD_SEEN.run_many(pool, runs)
+            while len(replies) < len(members):
+                part = members[len(replies) : len(replies) + MANY]
+                if self._ttl is None:
+                    requests = [(verb, self.key, member) for member in part]
+                    replies += await pool.call_many(requests)
+                else:
+                    runs = [([self.key], (self._ttl, verb, one)) for one in part]
+                    replies += await ADD_SEEN.run_many(pool, runs)
         except RedisUnavailableError as error:
-            replies = [error] * len(members)
+            error.ambiguous |= bool(replies)  # earlier parts were executed
+            replies += [error] * (len(members) - len(replies))
         return [bool(self._checked(reply, self._answer)) for reply in replies]
 
     async def contains(self, fingerprint: str | CrawlRequest) -> bool:

@@ -26,6 +26,7 @@ from bls_agent.crawl import (
 )
 from bls_agent.devserver import DevServer
 from tests.harness import eventually, execute, is_gone, url_with_rights
+from tests.kit import Cut, FaultProxy, Late
 
 PAGE = "https://example.org/a?b=1"
 WORKERS = 20
@@ -152,6 +153,22 @@ async def test_redis_is_away(on_error: Any, new: bool, known: bool) -> None:
             server.restart()
             assert await away.add("a") is True
             assert await away.add("a") is False
+
+
+@pytest.mark.parametrize(("ttl", "command"), [(None, "SADD"), (60, "EVALSHA")])
+async def test_the_connection_is_lost_in_a_large_batch(
+    own_server: DevServer, ttl: float | None, command: str
+) -> None:
+    """The answers of the first write count; only the rest is reported as seen."""
+    async with (
+        FaultProxy(own_server.url, seed=7) as proxy,
+        SeenFilter(proxy.url, "p", ttl=ttl, on_error="seen") as seen,
+    ):
+        assert await seen.add("a")  # the server knows the script
+        proxy.arm(Late(command=command, seconds=0, times=1_000))
+        proxy.arm(Cut(command=command))
+        names = [str(number) for number in range(2_500)]
+        assert await seen.add_many(names) == [True] * 1_000 + [False] * 1_500
 
 
 @pytest.mark.parametrize("ttl", [None, 60])
