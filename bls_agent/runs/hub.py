@@ -131,6 +131,7 @@ class StreamReader:
                     backoff.succeeded()
         finally:
             self._given_up = True
+            self._outage = None
             await self.connection.aclose()
 
     def _note_over(self, _: asyncio.Task[None]) -> None:

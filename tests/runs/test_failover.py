@@ -26,6 +26,7 @@ from bls_agent.runs import (
     gaps,
     hub,
 )
+from bls_agent.runs.reading import RunKeys
 from tests.engines import LOOPBACK, ask, until
 from tests.failovers import Told
 from tests.harness import (
@@ -428,6 +429,22 @@ async def test_a_writer_that_is_killed(redis_url: str, run_id: int) -> None:
             await write(store, run_id)
             assert len(await take(follower, 1)) == 1
     assert told_at - killed_at < lease + 1.5  # goal: 1 s; a busy machine is late
+
+
+async def test_an_outage_is_over_for_who_comes_later(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have left during it: the next follower finds no outage of that time."""
+    async with EventStore(own_server.url) as store:
+        assert await store.follow(1).batch(0.1) == []
+        (reader,) = store._hub()._streams.values()
+        own_server.kill()
+        await eventually(lambda: reader._outage is not None)
+        monkeypatch.setattr("bls_agent.runs.topic.LINGER", 0.0)
+        await eventually(lambda: not reader.runs)
+        own_server.restart()
+        topic = store._hub().join(RunKeys(2), "0-0", None, seen=False)
+        assert topic.outage is None
 
 
 async def test_redis_away(own_server: DevServer) -> None:
