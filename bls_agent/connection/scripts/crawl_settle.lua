@@ -4,7 +4,7 @@
 -- KEYS[4]  …:queue:processing:data, a hash: member to body
 -- KEYS[5]  …:leases, a hash: member to token and priority
 -- KEYS[6]  …:delayed, a hash: member to priority, of requests that wait for a retry
--- KEYS[7]  …:counters, a hash: counts of requests taken, finished, failed and so on
+-- KEYS[7]  …:counters, a hash: counts of requests taken, finished and so on
 -- KEYS[8]  …:wake, a list: one element while requests wait
 -- KEYS[9]  …:queue:failed, a list of JSON entries
 -- KEYS[10] …:filter:fingerprint; not used here
@@ -94,7 +94,6 @@ function act.fail(member, priority, entry)
   redis.call('LTRIM', KEYS[9], -kept, -1)
   release(member)
   redis.call('DEL', ARGV[2] .. member)
-  count('failed')
 end
 
 local done = {}
