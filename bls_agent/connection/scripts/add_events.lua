@@ -132,7 +132,7 @@ for at = 10, last, 9 do
   if counted == '' then
     sequence = math.min(sequence + 1, LARGEST)
     counted = format('%.0f', sequence)
-  elseif #counted < 16 then
+  else
     sequence = math.max(sequence, tonumber(counted))
   end
   local added
