@@ -48,9 +48,6 @@ class EventBuffer:
         self._sizes: list[int] = []
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._events)
-
     @property
     def end(self) -> int:
         """The number that the next event will have."""
