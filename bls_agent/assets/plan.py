@@ -157,7 +157,8 @@ def make_plan(
         if path in manifests and not others
     )
     unclaimed = ids - claims.keys()
-    kept = _unclear(unclaimed, known, faults)
+    broken = (*faults, *_duplicates(twice))
+    kept = _unclear(unclaimed, known, broken)
     deleted = tuple(sorted(unclaimed - kept))
     refusal = ""
     if len(deleted) > MANY * len(ids) and not force:
@@ -165,7 +166,6 @@ def make_plan(
             f"{len(deleted)} of {len(ids)} assets would be deleted, more than "
             f"{MANY:.0%}; nothing was changed. Check the branch and the path, then use force."
         )
-    broken = (*faults, *_duplicates(twice))
     report = SyncReport(
         status="planned",
         commit=commit,
@@ -217,7 +217,7 @@ def _duplicates(twice: Mapping[str, Sequence[str]]) -> list[ManifestFault]:
         ManifestFault(
             path,
             f"{len(paths)} files have the id {asset_id!r}: {', '.join(paths[:5])}",
-            "Give each a different id; nothing was changed.",
+            "Give each a different id; the asset was not changed.",
             "id",
             id=asset_id,
         )

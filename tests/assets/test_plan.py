@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from bls_agent import ManifestFault
 from bls_agent.assets import SourceFile, parse_manifest
@@ -47,6 +47,7 @@ def synchronise(library: Library, files: dict[str, str]) -> tuple[Library, bool]
     st.dictionaries(st.sampled_from(PATHS), CONTENTS),
     st.sets(st.sampled_from(IDS)),
 )
+@example({"a.yaml": "a", "b.yaml": "b"}, {"a.yaml": "a", "b.yaml": "a"}, set())
 def test_any_commit_after_any_other(
     first: dict[str, str], second: dict[str, str], damaged: set[str]
 ) -> None:
@@ -58,13 +59,20 @@ def test_any_commit_after_any_other(
     described = list(second.values())
     places = {asset.path for asset in library.values()}
     anything = any(text == "?" and path not in places for path, text in second.items())
+    broken = {
+        path
+        for path, text in second.items()
+        if text not in IDS or described.count(text) > 1
+    }
     for one in IDS:
         if described.count(one) == 1:
             path = next(path for path, text in second.items() if text == one)
             assert after[one] == KnownAsset(one, path, one)
         elif described.count(one):  # twice: both are faults, nothing changes
             assert after.get(one) == library.get(one)
-        elif one in library and (one.upper() in described or anything):
+        elif one in library and (
+            one.upper() in described or anything or library[one].path in broken
+        ):
             assert one in after
         elif is_whole:
             assert one not in after
