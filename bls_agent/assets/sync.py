@@ -78,6 +78,7 @@ from bls_agent.runtime.tasks import start_background
 logger: logging.Logger = logging.getLogger(__name__)
 
 SHOWN_FAULTS: Final = 100  # faults in the report that Redis keeps
+LONGEST_WAIT: Final = 3_600.0  # seconds; a rate limit of GitHub ends within an hour
 COMPARED: Final = (*SUMMARY, "github_path", "github_sha", *JSON_FIELDS, *TIMES)
 LOST: Final = "its lease is lost: another synchronisation may have taken over"
 INTERRUPTED: Final = "it was interrupted"
@@ -193,8 +194,8 @@ class AssetSync:
         the run before failed in the same way. A failure does not end this method.
 
         Args:
-            interval: Seconds between two runs. The pause is longer if the source asks
-                for a longer wait, for example because of a rate limit.
+            interval: Seconds between two runs. The pause is longer, up to an hour, if
+                the source asks for a longer wait, for example because of a rate limit.
 
         Raises:
             ConfigurationError: ``interval`` is not a valid number of seconds.
@@ -208,7 +209,7 @@ class AssetSync:
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 reason = redact(f"{type(error).__name__}: {error}")
                 self._log_report(SyncReport(status="failed", reason=reason))
-            await anyio.sleep(max(interval, self._retry_after))
+            await anyio.sleep(max(interval, min(self._retry_after, LONGEST_WAIT)))
 
     def _log_report(self, report: SyncReport) -> None:
         key = (report.status, report.reason, report.broken)
@@ -316,6 +317,8 @@ class AssetSync:
         async with aclosing(self.source.fetch(head, wanted)) as contents:
             async for file, content in contents:
                 missing.discard(file.path)
+                wait = getattr(content, "retry_after", None) or 0.0
+                self._retry_after = max(self._retry_after, wait)
                 try:
                     manifests[file.path] = await read_manifest(file, content)
                 except ManifestError as error:

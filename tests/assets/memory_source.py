@@ -31,12 +31,14 @@ class MemorySource:
     Attributes:
         files: What the next commit holds.
         failing: Paths whose download fails, or for ``head`` and ``tree`` these.
+        wait: Seconds that each failure asks for.
         torn: Paths of which half arrives.
         asked: What was asked for, in order.
     """
 
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     failing: set[str] = field(default_factory=set[str])
+    wait: float = 7.0
     torn: set[str] = field(default_factory=set[str])
     links: set[str] = field(default_factory=set[str])
     asked: list[str] = field(default_factory=list[str])
@@ -70,7 +72,7 @@ class MemorySource:
         for file in files:
             self.asked.append(file.path)
             if file.path in self.failing:
-                yield file, SourceError("memory", "503")
+                yield file, SourceError("memory", "503", retry_after=self.wait)
             else:
                 text = self.files[file.path]
                 yield file, text[: len(text) // 2] if file.path in self.torn else text
@@ -81,4 +83,4 @@ class MemorySource:
     def _ask(self, what: str) -> None:
         self.asked.append(what)
         if what in self.failing:
-            raise SourceError("memory", "502", retry_after=7.0)
+            raise SourceError("memory", "502", retry_after=self.wait)

@@ -528,6 +528,34 @@ async def test_forever(
         assert "1 updated" in texts[-1]
 
 
+@pytest.mark.parametrize(
+    ("step", "wait", "pause"), [("head", 9e9, 3_600), ("a.yaml", 70, 70), ("", 70, 6)]
+)
+async def test_how_long_forever_pauses(
+    sync: AssetSync,
+    source: MemorySource,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    wait: float,
+    pause: float,
+) -> None:
+    """As long as the source asks, also for one file, but an hour at most."""
+    pauses: list[float] = []
+    sleep = anyio.sleep
+
+    async def record(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(min(seconds, 60))
+
+    source.failing, source.wait = {step}, wait
+    monkeypatch.setattr(anyio, "sleep", record)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sync.run_forever, 6)
+        await eventually(lambda: any(one >= 6 for one in pauses))
+        tasks.cancel_scope.cancel()
+    assert max(pauses) == pause
+
+
 async def test_a_state_that_is_somebody_elses(
     sync: AssetSync, admin: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
