@@ -59,12 +59,13 @@ else
     end
   end
   -- A creation time that another program wrote is kept if readers can read it: at most 20
-  -- digits of seconds, with or without a fraction, or a date with or without a time.
+  -- digits of seconds, with or without a fraction, or a date with or without a time. A date
+  -- without hyphens is followed by a time, because digits alone are seconds.
   local at = before[1] or ''
   local whole = string.match(at, '^(%d+)%.?%d*$')
-  local month, day = string.match(at, '^%d%d%d%d%-(%d%d)%-(%d%d)[%d:.+TZ -]*$')
+  local month, day = string.match(at, '^%d%d%d%d%-?(%d%d)%-?(%d%d)[%d:.,+TZ_ -]*$')
   local created = whole and #whole <= 20
-    or month and tonumber(month) <= 12 and tonumber(day) <= 31
+    or not whole and month and tonumber(month) <= 12 and tonumber(day) <= 31
   if #fields + #removed > 0 or not created then
     local now = redis.call('TIME')[1]
     fields[#fields + 1] = 'updated_at'
