@@ -662,6 +662,8 @@ async def test_methods(cache: FunctionCache, name: str) -> None:
     assert await cache.clear(BarLoader.load, loader, "a") == 1
     await loader.load("a")
     assert await cache.clear(loader.load, "a") == 1
+    await loader.load("a")
+    assert await cache.clear(loader.load, code="a") == 1
 
 
 async def test_a_method_without_ignore_is_refused_with_the_remedy(

@@ -272,7 +272,7 @@ class FunctionCache(Store):
             RedisUnavailableError: Redis did not reply. Results may still be stored.
             ConfigurationError: This cache has not decorated the function.
         """
-        declared, args = _unwrap(self, function, args)
+        declared, args = _unwrap(self, function, args, kwargs)
         declared.generation += 1
         await self._await_writes(declared)
         try:
@@ -314,11 +314,14 @@ class FunctionCache(Store):
         """Return this process's counters of the cache, or of one of its functions."""
         if function is None:
             return self._counts.show()
-        return _unwrap(self, function, ())[0].counts.show()
+        return _unwrap(self, function, (), {})[0].counts.show()
 
 
 def _unwrap(
-    cache: object, function: Callable[..., Any], args: tuple[Any, ...]
+    cache: object,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> tuple[CachedFunction, tuple[Any, ...]]:
     """Return the cached function and its arguments, including a method's object."""
     plain = getattr(function, "__func__", function)
@@ -327,7 +330,7 @@ def _unwrap(
         rule = "a function that this cache has decorated"
         shown = getattr(function, "__qualname__", type(function).__qualname__)
         raise ConfigurationError("function", shown, rule)
-    if plain is not function and args:
+    if plain is not function and (args or kwargs):
         args = (getattr(function, "__self__", None), *args)
     return declared, args
 
