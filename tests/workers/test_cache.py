@@ -614,8 +614,11 @@ async def test_clear_one_entry(cache: FunctionCache, redis: Redis, name: str) ->
     await give(2)
     assert await cache.clear(give, 1, plus=0) == 1
     assert await cache.clear(give, number=1) == 0
-    assert len(await keys_of(redis, name)) == 1
+    (key,) = await keys_of(redis, name)
     assert await cache.clear(give) == 1
+    await redis.hset(key, "a", "b")
+    assert await cache.clear(give, 2) == 0
+    assert await redis.delete(key) == 1
 
 
 async def test_what_is_computed_during_clear_is_not_stored(

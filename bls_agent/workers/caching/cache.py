@@ -262,8 +262,8 @@ class FunctionCache(Store):
         """Remove all stored results of a function, or the result for given arguments.
 
         A value that this process computes during the call is not stored. Without
-        arguments, SCAN reads the whole database. With arguments, only one request is
-        sent.
+        arguments, SCAN reads the whole database. A key that holds no result of the
+        function is not removed.
 
         Returns:
             How many results were removed.
@@ -280,8 +280,7 @@ class FunctionCache(Store):
                 return await _clear_all(self._others.pool, declared.name)
             key = declared.arguments.digest(args, kwargs)
             key = FUNC_CACHE.build(func=declared.name, key=key)
-            removed: int = await self._others.pool.call(key, "UNLINK")
-            return removed
+            return await _remove(self._others.pool, declared.name, [key.encode()])
         finally:
             declared.generation += 1
 
@@ -339,7 +338,6 @@ async def _clear_all(pool: ConnectionPool, name: str) -> int:
     """Remove every entry whose key and content have the function's name."""
     removed = 0
     prefix = FUNC_CACHE.build(func=name, key="0")[:-1].encode()
-    length = len(name.encode()) * 6 + TAIL
     async with aclosing(pool.scan_steps(FUNC_CACHE.pattern(func=name))) as steps:
         async for found in steps:
             keys = [
@@ -347,17 +345,21 @@ async def _clear_all(pool: ConnectionPool, name: str) -> int:
                 for key in found
                 if key.startswith(prefix) and DIGEST.fullmatch(key, len(prefix))
             ]
-            ends = await pool.read_many(
-                [("GETRANGE", key, -length, -1) for key in keys]
-            )
-            ours = [
-                ("UNLINK", key)
-                for key, end in zip(keys, ends, strict=True)
-                if await _is_of(pool, name, key, end)
-            ]
-            replies = await pool.call_many(ours)
-            removed += sum(checked_reply(reply, name) for reply in replies)
+            removed += await _remove(pool, name, keys)
     return removed
+
+
+async def _remove(pool: ConnectionPool, name: str, keys: Sequence[bytes]) -> int:
+    """Remove the keys whose content has the function's name."""
+    length = len(name.encode()) * 6 + TAIL
+    ends = await pool.read_many([("GETRANGE", key, -length, -1) for key in keys])
+    ours = [
+        ("UNLINK", key)
+        for key, end in zip(keys, ends, strict=True)
+        if await _is_of(pool, name, key, end)
+    ]
+    replies = await pool.call_many(ours)
+    return sum(checked_reply(reply, name) for reply in replies)
 
 
 async def _is_of(pool: ConnectionPool, name: str, key: bytes, end: Reply) -> bool:
