@@ -132,7 +132,7 @@ class Worker:
         """The worker's status; ``None`` if the protocol does not define the status."""
         if self.heartbeat is not None:
             return self.heartbeat.status
-        word = self.raw.get("status")
+        word = str(self.raw.get("status")).lower()
         return next((one for one in WorkerStatus if one == word), None)
 
     @property

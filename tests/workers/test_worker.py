@@ -74,6 +74,7 @@ def test_an_id_is_all_that_follows(key: str, id_: str) -> None:
     [
         (b'{"status":"stopping","page":3}', "stopping", {"status": "stopping", "page": 3}),
         ('{"status":"忙","page":3}'.encode(), None, {"status": "忙", "page": 3}),
+        (b'{"status":"ERROR","timestamp":1.5}', "error", {"status": "ERROR", "timestamp": 1.5}),
         (b'{"page":3}', None, {"page": 3}),
         (b"[1]", None, {"raw": "[1]"}),
         (b"alive", None, {"raw": "alive"}),
@@ -89,7 +90,8 @@ def test_a_generic_heartbeat_holds_anything(
     assert (worker.kind, worker.id, worker.problem) == ("下载", "上海:1", "")
     assert (worker.status, worker.raw) == (status, raw)
     beat = worker.heartbeat
-    assert (beat is not None) == (status is not None)
+    assert (beat is not None) == (status == "stopping")
+    assert worker.healthy == (status != "error")
     if isinstance(beat, GenericHeartbeat):
         assert (beat.kind_name, beat.id, beat.own) == ("下载", "上海:1", {"page": 3})
         assert beat.key == worker.key
