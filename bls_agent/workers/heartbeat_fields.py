@@ -198,7 +198,8 @@ class GenericHeartbeat(WorkerHeartbeat):
     Attributes:
         kind_name: The worker's kind, as in the key.
         worker_id: The worker's id, as in the key.
-        own: The worker's own fields, with any values that JSON can hold.
+        own: The worker's own fields, with any values that JSON can hold. A ``status``
+            or ``timestamp`` in this dict is ignored.
     """
 
     kind: ClassVar[str] = "generic_heartbeat"
@@ -215,7 +216,8 @@ class GenericHeartbeat(WorkerHeartbeat):
 
     def to_dict(self) -> JSONObject:
         """Return the fields in the order of the value."""
-        return {"status": self.status, "timestamp": self.timestamp, **self.own}
+        shared = {"status": self.status, "timestamp": self.timestamp}
+        return {**shared, **self.own, **shared}
 
     @classmethod
     def from_json(cls, data: str | bytes | Mapping[str, Any]) -> Self:

@@ -14,6 +14,7 @@ from bls_agent.workers import (
     BacktestWorkerHeartbeat,
     DataWorkerHeartbeat,
     ExecutionNodeHeartbeat,
+    GenericHeartbeat,
     SchedulerHeartbeat,
     TaskTimerHeartbeat,
     WorkerStatus,
@@ -135,6 +136,13 @@ def test_reading_is_tolerant() -> None:
     """A time that is none is read as it is."""
     payload = b'{"status":"running","timestamp":"gestern"}'
     assert BacktestWorkerHeartbeat.from_json(payload).timestamp == "gestern"
+
+
+def test_own_fields_do_not_hide_status_and_timestamp() -> None:
+    """The status of the heartbeat is written, in its place."""
+    own = {"timestamp": 1, "page": 3, "status": "busy"}
+    text = GenericHeartbeat(timestamp=AT, own=own).to_json()
+    assert text == f'{{"status":"running","timestamp":"{AT}","page":3}}'
 
 
 # What may be under the key of a kind that has a form, and is not cut when it is read.
