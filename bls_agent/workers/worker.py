@@ -163,9 +163,11 @@ class Worker:
         }
 
     @property
-    def row_ttl(self) -> float:
-        """The default TTL of this kind of heartbeat, in seconds."""
-        return float(HEARTBEATS[self.row].ttl or 0)
+    def full_ttl(self) -> float:
+        """The TTL after a refresh; the default of the kind if the age is unknown."""
+        if self.age is None or self.ttl is None:
+            return float(HEARTBEATS[self.row].ttl or 0)
+        return self.age + self.ttl
 
     @property
     def content(self) -> tuple[str, dict[str, Any]]:
@@ -265,7 +267,7 @@ class WorkerDiff:
                 differences = [WorkerChange(Change.REFRESHED, worker, known)]
             changes += differences
         for key, missing in before.items():
-            if now - self._held_since < missing.row_ttl * STALE:
+            if now - self._held_since < missing.full_ttl * STALE:
                 self.workers[key] = missing
                 continue
             changes.append(WorkerChange(Change.LEFT, missing, missing))

@@ -250,6 +250,11 @@ def test_after_an_outage_nobody_leaves_before_there_was_time() -> None:
     assert stage.look(114.9, a=(26.0, A)) == []
     assert stage.look(115, a=(25.0, A)) == ["b left"]
     assert stage.look(116) == ["a left"]
+    long = Worker.read(BACKTEST, KEY, SOUND, 250.0, full_ttl=300.0)
+    stage.diff.compare({KEY: long}, 190)
+    stage.diff.hold(200)
+    assert stage.look(349) == []
+    assert stage.look(350) == ["回测-1 left"]
 
 
 def test_a_lease_tells_the_full_ttl() -> None:
