@@ -64,7 +64,7 @@ class WorkerRegistry(Store):
         Args:
             kind: A class of heartbeats, the name of a row such as
                 ``"backtest_worker_heartbeat"`` (``_heartbeat`` may be left out), the
-                kind of generic heartbeats such as ``"下载"``, or ``None`` for all.
+                kind in the key such as ``"下载"`` or ``"node"``, or ``None`` for all.
 
         Returns:
             The workers, sorted by kind and id.
@@ -208,9 +208,11 @@ def _search_for(kind: type[WorkerHeartbeat] | str | None) -> _Search:
     if kind is None:
         return _Search(HEARTBEATS, common_pattern(map(head_of, HEARTBEATS.values())))
     named = kind if isinstance(kind, str) else getattr(kind, "kind", None)
-    for name in (named, f"{named}_heartbeat"):
-        if isinstance(name, str) and name in HEARTBEATS:
-            return _Search({name: HEARTBEATS[name]}, HEARTBEATS[name].pattern())
+    head = HEARTBEATS[GENERIC].locate(kind=str(named), worker_id="")
+    for name, row in HEARTBEATS.items():
+        words = (name, name.removesuffix("_heartbeat"))
+        if named in words or head_of(row) == head:
+            return _Search({name: row}, row.pattern())
     if not isinstance(kind, str):
         rule = "a class of heartbeats, or the name of a kind"
         raise ConfigurationError("kind", kind, rule)

@@ -111,6 +111,7 @@ async def test_everybody_is_found(own_server: DevServer, admin: Redis) -> None:
         ("process_heartbeat", ["4711"]),
         ("下[载]", ["上海:1"]),
         ("generic", ["上海:1"]),
+        ("node", ["[a-z]*?\\", "a:b\nc"]),
         ("下", []),
     ],
 )
