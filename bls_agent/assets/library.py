@@ -395,8 +395,9 @@ class AssetLibrary(Store):
         The first id belongs to the first change after the iteration has begun. After an
         outage, the iteration resumes at the change where it stopped. Each change is
         yielded at least once, within about two seconds. If more than 1,000 changes wait
-        for a reader, the oldest are lost. If all 1,000 entries of the list of changes
-        name the same asset, later changes of this asset may be missed.
+        for a reader, the oldest are lost. If the 1,000 entries of the list of changes
+        repeat the same ids in the same order, for example because each synchronisation
+        changes the same assets, later changes of these assets may be missed.
 
         Raises:
             RedisRefusedError: Redis refuses the request. After other failures of Redis,
