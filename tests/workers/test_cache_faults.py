@@ -297,3 +297,34 @@ async def test_cleared_while_a_result_is_on_its_way(
         assert await first == "old"
         assert await ask() == "new"
         await cache.aclose()
+
+
+async def test_cleared_after_a_write_that_has_no_connection(
+    own_server: DevServer,
+) -> None:
+    """What could not be sent within the timeout is not sent later."""
+    source = "old"
+    async with (
+        FaultProxy(own_server.url) as proxy,
+        FunctionCache(proxy.url, timeout=0.5) as cache,
+    ):
+
+        @cache.cached(ttl=60)
+        async def load() -> str:
+            if source == "old":  # two connections end, and two open in 0.4 s each
+                requests = Direction.REQUESTS
+                proxy.arm(Cut(direction=requests, command="SET", times=2))
+                slow = Late(direction=requests, command="CLIENT", seconds=0.2, times=4)
+                proxy.arm(slow)
+            return source
+
+        assert await load() == "old"
+        await cache.clear(load)
+        source = "new"
+
+        async def is_hit() -> bool:
+            await load()
+            return cache.stats(load).hits > 0
+
+        await eventually(is_hit)
+        assert await load() == "new"

@@ -130,25 +130,29 @@ class CacheBackend:
         replies: list[Reply] | None = None
         if not self.availability.away:
             request = ("SET", key, payload, *function.policy.expiry)
-            replies = await self._ask([request])
+            replies = await self._ask([request], is_write=True)
         refusal = replies and replies[0]
         if replies is None or isinstance(refusal, RedisUnavailableError):
             function.counts.add("redis_failures")
         if isinstance(refusal, RedisUnavailableError):
             self.availability.refused(refusal)
 
-    async def _ask(self, requests: Sequence[Request]) -> list[Reply] | None:
+    async def _ask(
+        self, requests: Sequence[Request], *, is_write: bool = False
+    ) -> list[Reply] | None:
         """Send repeatable requests. Return ``None`` if no reply comes in time."""
         known = self.availability.failures
         try:
-            replies = await self._exchange(requests)
+            replies = await self._exchange(requests, is_write=is_write)
         except RedisUnavailableError as error:
             self.availability.failed(error, known)
             return None
         self.availability.succeeded()
         return replies
 
-    async def _exchange(self, requests: Sequence[Request]) -> list[Reply]:
+    async def _exchange(
+        self, requests: Sequence[Request], *, is_write: bool
+    ) -> list[Reply]:
         """Send requests over the open connection, or in a task that may open one."""
         if self._connection.ready and self._loop.time() < self._glance_at:
             try:
@@ -156,20 +160,28 @@ class CacheBackend:
             except RedisUnavailableError as error:
                 if error.kind != "connection":
                     raise
-        replies = await self.in_time(partial(self._pool.read_many, requests))
+        ask = partial(self._pool.read_many, requests)
+        replies = await self.in_time(ask, is_write=is_write)
         if not self._pool.is_cluster:
             self._glance_at = self._loop.time() + GLANCE
         return replies
 
-    async def in_time(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def in_time(
+        self, function: Callable[[], Coroutine[Any, Any, T]], *, is_write: bool = False
+    ) -> T:
         """Run a task and wait for it within the timeout.
 
-        The task continues after the timeout, and if the caller is cancelled.
+        The task continues after the timeout, and if the caller is cancelled. A write
+        ends instead, because it might arrive after :meth:`FunctionCache.clear`.
         """
         import asyncio  # noqa: PLC0415 - waits for a task without cancelling it
 
         task = self._start(function)
-        await asyncio.wait([task], timeout=self.timeout)
+        try:
+            await asyncio.wait([task], timeout=self.timeout)
+        finally:
+            if is_write:
+                task.cancel()  # has no effect on a task that is done
         if not task.done():
             raise RedisUnavailableError(
                 "timeout",
