@@ -404,7 +404,7 @@ class ProjectAgent:
         The agent stays paused. ``reason`` and errors are those of :meth:`pause`.
 
         Returns:
-            ``True`` if all have ended; ``False`` after another pause or a resume.
+            ``True`` if all have ended; ``False`` after a pause, a resume or a close.
         """
         session = self._require_session()
         return await session.call(partial(session.switch.drain, reason))

@@ -189,6 +189,28 @@ async def test_a_drain_that_is_ended_by_resume_is_rejected(
     assert sorted(results, key=str) == [False, text]
 
 
+async def test_a_drain_ends_when_the_agent_is_closed(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Mode reliable puts the command of the cancelled handler back: it has not ended."""
+    agent = ProjectAgent(
+        project, redis=redis_url, mode="reliable", shutdown_timeout=0.1
+    )
+    door = Door(agent)
+    results: list[bool] = []
+
+    async def drain() -> None:
+        results.append(await agent.drain())
+
+    await redis.rpush(f"{project}_控制", command_bytes(7, "hold"))
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks, agent:
+            await eventually(lambda: door.entered == 7)
+            tasks.start_soon(drain)
+            await eventually(lambda: agent.stats().intake == "draining")
+    assert results == [False]
+
+
 @pytest.mark.parametrize("mode", ["blocking", "reliable"])  # compat holds at once
 @pytest.mark.parametrize("method", ["pause", "drain"])
 async def test_a_pause_that_is_cancelled_is_ended_by_resume(

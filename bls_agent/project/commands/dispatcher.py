@@ -98,6 +98,11 @@ class Dispatcher:
         self._runner.stopping = True
 
     @property
+    def ended(self) -> bool:
+        """Whether the agent stops and no longer waits for running handlers."""
+        return self._handlers_scope.cancel_called
+
+    @property
     def stuck(self) -> int:
         """Number of handlers that still run after their outcome was reported."""
         return self._threads.stuck + self._runner.resisting

@@ -176,7 +176,7 @@ class IntakeSwitch:
     async def drain(self, reason: str = "") -> bool:
         """Pause, and wait until every command that was taken has ended.
 
-        Return false if the agent was paused or resumed meanwhile.
+        Return false if the agent was paused, resumed or closed meanwhile.
         """
         is_command = int(bool(CURRENT_COMMAND.get()))
         self._drains += is_command
@@ -184,6 +184,8 @@ class IntakeSwitch:
             self._enter(IntakeState.DRAINING, reason)
             await self._follow_state()
             while self.state is IntakeState.DRAINING and not self._check_drained():
+                if self._dispatcher.ended:
+                    break
                 with anyio.move_on_after(LOOK_EVERY):
                     await self._dispatcher.change()
         finally:
