@@ -47,7 +47,7 @@ from bls_agent.project.commands.router import (
     Unset,
     name_of,
 )
-from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream
+from bls_agent.project.log.log import Log, LogStream
 from bls_agent.project.messages import Command, Level, Status
 from bls_agent.project.receive.receiver import check_cluster_name
 from bls_agent.project.status.health import (
@@ -467,7 +467,7 @@ class ProjectAgent:
         the closing waits for that handler.
         """
         session = self._open_session()
-        if CURRENT_COMMAND.get() and session is not None:
+        if session is not None and session.dispatcher.caller is not None:
             session.stop(Status.OFFLINE)
             return
         await self._close(Status.OFFLINE)

@@ -289,6 +289,34 @@ async def test_a_handler_may_drain_its_own_agent(
         assert (await console.call(project, "deploy")).result is True
 
 
+async def test_a_task_of_an_ended_handler_waits_for_the_running_ones(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """Its drain leaves no command out, and its aclose returns when the agent is closed."""
+    agent = ProjectAgent(project, redis=redis_url, concurrency=2)
+    door = Door(agent)
+    results: list[bool] = []
+
+    async def stop() -> None:
+        results.append(await agent.drain())
+        await agent.aclose()
+        results.append(agent.stats().open)
+
+    async with agent, anyio.create_task_group() as tasks:
+
+        @agent.command
+        async def restart() -> None:
+            tasks.start_soon(stop)
+
+        await redis.rpush(f"{project}_控制", command_bytes(7, "hold"))
+        await eventually(lambda: door.entered == 7)
+        await console.call(project, "restart")
+        await console.call(project, "ping")  # taken by an agent that holds already
+        assert agent.stats().intake == "draining"
+        door.open.set()
+        await eventually(lambda: results == [True, False])
+
+
 async def test_a_pause_outlasts_an_outage(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:

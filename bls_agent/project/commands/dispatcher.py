@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,7 @@ from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.core.settings import Settings
-from bls_agent.project.commands.runner import CommandRunner
+from bls_agent.project.commands.runner import CommandRun, CommandRunner
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.receive.receiver import Message, Receiver, Start
 from bls_agent.runtime.tasks import start_soon
@@ -113,11 +113,20 @@ class Dispatcher:
         return self._intake.received
 
     @property
-    def in_hand(self) -> int:
-        """The number of commands that were taken and have not ended."""
-        begun = self.running + self._threads.stuck
+    def caller(self) -> CommandRun | None:
+        """The running command whose handler calls this property."""
+        return self._runner.caller
+
+    def count_in_hand(self, besides: Iterable[CommandRun | None] = ()) -> int:
+        """Return the number of commands that were taken and have not ended.
+
+        Running commands in ``besides`` are not counted.
+        """
+        left_out = self._runner.runs.intersection(besides)
+        in_redis = sum(run.mode not in TAKEN_FOR_GOOD for run in left_out)
+        begun = self.running + self._threads.stuck - len(left_out)
         waiting = len(self._pending) + self._giving_back
-        return max(begun + waiting, self._receiver.counts().held)
+        return max(begun + waiting, self._receiver.counts().held - in_redis, 0)
 
     async def run(self) -> None:
         self._threads.on_freed = self._announce_change

@@ -34,7 +34,7 @@ from bls_agent.core.codec import JSONObject, cut_text
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError, Reject
 from bls_agent.core.settings import BUILTINS, PAUSING
 from bls_agent.project.commands.dispatcher import Dispatcher, Taking
-from bls_agent.project.log.log import CURRENT_COMMAND
+from bls_agent.project.commands.runner import CommandRun
 from bls_agent.project.messages import Command, IntakeState
 from bls_agent.project.receive.receiver import Message, Receiver
 from bls_agent.project.status.intake import IntakePublisher
@@ -159,7 +159,8 @@ class IntakeSwitch:
         self._lock = anyio.Lock()  # held while the dispatcher changes to the state
         # Held while the state is written to Redis, so that close() writes the last one.
         self._publishing = anyio.Lock()
-        self._drains = 0  # running commands that wait in drain()
+        # The callers that wait in drain(): a running command, or None for the program.
+        self._drains: list[CommandRun | None] = []
         self._received = 0  # Dispatcher.received at the last call of _look()
 
     # --- called by the built-in commands and by the program
@@ -178,8 +179,8 @@ class IntakeSwitch:
 
         Return false if the agent was paused, resumed or closed meanwhile.
         """
-        is_command = int(bool(CURRENT_COMMAND.get()))
-        self._drains += is_command
+        run = self._dispatcher.caller
+        self._drains.append(run)
         try:
             self._enter(IntakeState.DRAINING, reason)
             await self._follow_state()
@@ -189,7 +190,7 @@ class IntakeSwitch:
                 with anyio.move_on_after(LOOK_EVERY):
                     await self._dispatcher.change()
         finally:
-            self._drains -= is_command
+            self._drains.remove(run)
         return self.state is IntakeState.DRAINED
 
     async def check_rights(self) -> None:
@@ -244,7 +245,7 @@ class IntakeSwitch:
 
     @property
     def _in_hand(self) -> int:
-        return max(0, self._dispatcher.in_hand - self._drains)
+        return self._dispatcher.count_in_hand(besides=self._drains)
 
     # --- the loop
 

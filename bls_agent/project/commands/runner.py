@@ -10,7 +10,8 @@ import types
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -45,6 +46,17 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 _End: TypeAlias = tuple[OutcomeKind, Any, dict[str, Any]]  # kind, result, error
 INSIST_EVERY: Final = 0.5  # seconds until a handler that still runs is cancelled again
+
+
+@dataclass(eq=False, slots=True)
+class CommandRun:
+    """One run of a command, from the start of its handler to the end."""
+
+    mode: str  # the mode of the message
+
+
+# The run whose handler, or a task that the handler has started, runs in this context.
+_RUN: Final[ContextVar[CommandRun | None]] = ContextVar("bls_agent_run", default=None)
 
 
 class Deadline:
@@ -121,6 +133,7 @@ class CommandRunner:
         self._pass_on = pass_on
         self._observers = Observers() if observers is None else observers
         self._observed: dict[Message, Observation] = {}  # for commands that run now
+        self.runs: set[CommandRun] = set()  # the handlers that run now
         # Number of handlers that ignore their cancellation. The outcome of such a
         # handler was reported after its deadline, and is not reported again at its end.
         self.resisting: int = 0
@@ -128,6 +141,12 @@ class CommandRunner:
         # a cancellation comes from the agent. Before that, a cancellation comes from
         # code that the handler has called.
         self.stopping = False
+
+    @property
+    def caller(self) -> CommandRun | None:
+        """The run of this runner that calls this property, if it has not ended."""
+        run = _RUN.get()
+        return run if run in self.runs else None
 
     async def run(
         self, message: Message, on_overdue: Callable[[Message], None]
@@ -276,9 +295,13 @@ class CommandRunner:
             observation = self._observe(message, command.id, command.command, handler)
             self._observed[message] = observation
             variables, on_error = observation.context, observation.set_error
+        run = CommandRun(message.mode)
+        variables.run(_RUN.set, run)
+        self.runs.add(run)
         try:
             end = await self._call(context, variables, handler, report, on_error)
         finally:
+            self.runs.discard(run)
             self.resisting -= reported
         if reported:
             return None
