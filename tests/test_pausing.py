@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator
@@ -401,6 +402,29 @@ async def test_a_pause_without_the_right_to_look_is_rejected(
 
 async def is_shown_as_paused(console: Console, project: str) -> bool:
     return bool(await console.intakes([project]))
+
+
+async def test_a_pause_that_is_cancelled_puts_the_prefetched_commands_back(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Redis answers later: they are in the queue, and not reported as cancelled."""
+    history = History()
+    agent = ProjectAgent(project, redis=own_server.url, prefetch=8)
+    history.attach(agent)
+    door = Door(agent)
+    await admin.rpush(f"{project}_控制", command_bytes(7, "hold"))
+    for _ in range(3):
+        await history.push(admin, project)
+    async with agent:
+        await eventually(lambda: door.entered == 7)
+        await admin.client_pause(1_000)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(agent.pause(), 0.2)
+        await eventually(lambda: has_length(admin, project, 3))
+        assert agent.stats().outcomes == {}
+        agent.resume()
+        door.open.set()
+        await eventually(lambda: history.handled == history.pushed)
 
 
 async def test_what_redis_does_not_take_back_is_run(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
+_RUN_TO_END: Final[set[asyncio.Task[Any]]] = set()  # because a loop keeps no reference
 
 
 class ThreadSafeEvent:
@@ -93,6 +94,16 @@ def start_background(
     import asyncio  # noqa: PLC0415 - the import takes 20 ms
 
     return asyncio.get_running_loop().create_task(function(), name=name)
+
+
+async def run_to_end(function: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:
+    """Await a coroutine function, which continues if the caller is cancelled."""
+    import asyncio  # noqa: PLC0415 - the import takes 20 ms
+
+    task = start_background(function, name)
+    _RUN_TO_END.add(task)
+    task.add_done_callback(_RUN_TO_END.discard)
+    return await asyncio.shield(task)
 
 
 async def cancel(task: asyncio.Task[Any] | None) -> None:

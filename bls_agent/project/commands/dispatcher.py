@@ -19,7 +19,7 @@ from bls_agent.core.settings import Settings
 from bls_agent.project.commands.runner import CommandRun, CommandRunner
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.receive.receiver import Message, Receiver, Start
-from bls_agent.runtime.tasks import start_soon
+from bls_agent.runtime.tasks import run_to_end, start_soon
 from bls_agent.runtime.threads import HandlerThreads
 
 if TYPE_CHECKING:
@@ -194,8 +194,8 @@ class Dispatcher:
             await self._receiver.rest()
             self._pending.extend(self._receiver.leftovers())
             if self._pending:
-                await self._give_back()
-                self._announce_change()
+                # After a cancelled request it would be unknown where the commands are.
+                await run_to_end(self._give_back, "bls-agent give back")
 
     def take(self) -> None:
         """Receive commands again. Call this only while no :meth:`hold` runs."""
@@ -259,16 +259,17 @@ class Dispatcher:
         # The commands to put back leave the queue first, so that no worker starts them.
         self._pending = deque(copies)
         given_back: bool | None = None
-        self._giving_back = len(taken)
+        self._giving_back += len(taken)
         try:
             given_back = await self._receiver.give_back(taken)
         finally:
-            self._giving_back = 0
-            if given_back is False:
+            self._giving_back -= len(taken)
+            if given_back is False and not self.ended:
                 self._pending.extend(taken)
-            elif given_back is None:
+            elif not given_back:
                 for message in taken:
                     self._runner.report_unstarted(message)
+            self._announce_change()
         return given_back
 
     async def _give_back_or_run(self, deadline: float) -> None:
@@ -276,13 +277,13 @@ class Dispatcher:
 
         A command that cannot be started before the deadline is reported as cancelled.
         """
-        if not self._pending:
-            return
         with (
             anyio.CancelScope(shield=True),
             anyio.CancelScope(deadline=deadline + INTAKE_GRACE),
         ):
-            if await self._give_back() is False:
+            while self._giving_back:
+                await self.change()
+            if self._pending and await self._give_back() is False:
                 with anyio.CancelScope(deadline=deadline):
                     await self._run_the_rest(deadline)
         while self._pending:

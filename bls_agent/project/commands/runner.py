@@ -417,7 +417,10 @@ _CANCELLED: Final[_End] = (
 _INTERRUPTED: Final = ("KeyboardInterrupt", "interrupted while its handler ran")
 # Maps the outcome of a message that is not started to the type and text of its error.
 _UNSTARTED: Final = {
-    OutcomeKind.CANCELLED: ("Stopped", "the agent stopped before it was started"),
+    OutcomeKind.CANCELLED: (
+        "Stopped",
+        "the agent stopped or paused before it was started",
+    ),
     OutcomeKind.DUPLICATE: (
         "Duplicate",
         "a command with this id has ended already, or is in work",
