@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -159,6 +160,27 @@ async def test_pause_and_drain_overtake_a_backlog(
         assert agent.stats().intake == "drained"
         agent.resume()
         await eventually(lambda: history.handled == history.pushed)
+
+
+async def test_a_pause_reaches_an_agent_whose_only_slot_is_held_by_a_thread(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """A plain function runs beyond its time limit, after its outcome was written."""
+    agent = ProjectAgent(project, redis=redis_url)
+    release = threading.Event()
+
+    @agent.command(timeout=0.1)
+    def hang() -> None:
+        release.wait(30)
+
+    async with agent:
+        await redis.rpush(f"{project}_控制", b'{"command":"hang"}')
+        await eventually(lambda: agent.stats().outcomes == {"timed_out": 1})
+        try:
+            paused = await console.call(project, "pause", timeout=5)
+            assert paused.result["intake"] == "paused"
+        finally:
+            release.set()
 
 
 async def test_a_drain_that_is_ended_by_resume_is_rejected(

@@ -268,7 +268,7 @@ class IntakeSwitch:
         self._received = received
         if self.state is not IntakeState.OPEN:
             await self._dispatcher.rest()
-        elif received == before and not self._dispatcher.running:
+        elif received == before and not self._dispatcher.count_in_hand():
             return  # an idle agent gets ``pause`` through its receiver
         for search in self._searches:
             # If Redis refuses to read one list, the others are searched. The connection
