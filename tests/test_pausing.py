@@ -26,9 +26,12 @@ from bls_agent.project.status.intake import (
 )
 from bls_agent.testing import Delay, FaultProxy
 from tests.harness import (
+    PASSWORD,
     History,
     command_bytes,
     eventually,
+    execute,
+    is_there,
     needs_selectors,
     records,
     status_of,
@@ -363,6 +366,20 @@ async def test_a_pause_outlasts_an_outage(
         assert history.handled == []
         await console.call(project, "resume")
         await eventually(lambda: history.handled == [0])
+
+
+async def test_a_reason_is_shown_without_its_secrets(
+    redis_url: str, redis: Redis, project: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the package's own log nor the shown state has the password."""
+    caplog.set_level("INFO")
+    async with opened(redis_url, project) as agent:
+        await agent.pause(f"redis://user:{PASSWORD}@host/0 is away")
+        await eventually(lambda: is_there(redis, intake_key(project)))
+        shown = await execute(redis, "HVALS", intake_key(project))
+    for text in (caplog.text, b"".join(shown).decode()):
+        assert "is away" in text
+        assert PASSWORD not in text
 
 
 async def test_replicas(

@@ -255,6 +255,7 @@ class AgentSession:
             lists,
             is_builtin=state.router.is_builtin,
             announce=self._announce,
+            redact=state.stream.redactor.text,
         )
 
     def _announce(self, text: str, metadata: JSONObject) -> None:

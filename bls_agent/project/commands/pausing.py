@@ -139,12 +139,13 @@ class IntakeSwitch:
         *,
         is_builtin: Callable[[str], bool],
         announce: Callable[[str, JSONObject], None],
+        redact: Callable[[str], str],
     ) -> None:
         """Set the lists to search and the functions to call.
 
         ``lists`` has the connection, the key and the message mode of the control list,
         and of the inbox if the agent has one. ``announce`` logs each change of the
-        state.
+        state. ``redact`` removes secrets from the reason of a pause.
         """
         self._dispatcher = dispatcher
         self._receiver = receiver
@@ -152,6 +153,7 @@ class IntakeSwitch:
         self._searches = [BuiltinSearch(*one, self._is_wanted) for one in lists]
         self._is_builtin = is_builtin
         self._announce = announce
+        self._redact = redact
         self.state: IntakeState = IntakeState.OPEN
         self._reason: str = ""
         self._changed_at = time.monotonic()
@@ -213,7 +215,7 @@ class IntakeSwitch:
     # --- states
 
     def _enter(self, state: IntakeState, reason: str = "") -> None:
-        reason = cut_text(reason, REASON_LIMIT)
+        reason = cut_text(self._redact(reason), REASON_LIMIT)
         is_done = state is IntakeState.DRAINING and self.state is IntakeState.DRAINED
         if is_done or (state is self.state and reason == self._reason):
             return
