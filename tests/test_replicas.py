@@ -539,6 +539,22 @@ async def test_a_broadcast_that_cannot_be_passed_on(
         assert await _tells(admin, project, "broadcasts do not reach this instance")
 
 
+async def test_a_broadcast_that_is_nested_too_deep_for_a_copy(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """It can be read and not be written: it is run here, and ends with an outcome."""
+    history = History()
+    agent = replica(project, redis_url, "甲")
+    history.attach(agent)
+    told = b'{"command":"mark","args":{"number":7},"broadcast":true,"x":%b%b}'
+    async with agent:
+        await redis.rpush(f"{project}_控制", told % (b"[" * 1_000, b"]" * 1_000))
+        await eventually(lambda: agent.stats().outcomes == {"succeeded": 1})
+        assert await agent.flush(5)
+        assert await _tells(redis, project, "has not reached every instance")
+    assert history.handled == [7]
+
+
 async def test_a_lost_reply_does_not_double_a_copy(
     own_server: DevServer, admin: Redis, console_of_own: Console, project: str
 ) -> None:

@@ -78,12 +78,12 @@ class Broadcasts:
         # All tries for this broadcast push equal bytes, so that receivers can recognise
         # a second copy. Another broadcast has another value of ``passedOn``.
         fields |= {"id": command.id, "passedOn": secrets.token_hex(4)}
-        payload = encode_strictly("command", fields)
         failure: object = f"not within {PATIENCE:g} s"
         # Shielded, because a cancellation could leave some instances without a copy.
         with anyio.move_on_after(PATIENCE, shield=True):
             for _ in range(TRIES):
                 try:
+                    payload = encode_strictly("command", fields)
                     failure = await self._push(payload, target)
                 except BlsError as error:
                     failure = error
