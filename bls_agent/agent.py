@@ -514,7 +514,7 @@ class ProjectAgent:
         shown = self._settings.read().banner if banner is None else banner
         with show_log() if shown else nullcontext():
             async with self:
-                session = self._require_session()
+                session = self._session or self._require_session()
                 on_ready = task_status.started
                 await wait_until_closed(
                     session, on_ready, handle_signals=handle_signals
@@ -570,9 +570,9 @@ class ProjectAgent:
         return session
 
     def _open_session(self) -> AgentSession | None:
-        """Return the session; ``None`` if its loop is closed or a parent process's."""
+        """Return the session; ``None`` if it has ended, or is a parent process's."""
         session = self._session
-        return None if session is None or session.is_gone else session
+        return None if session is None or session.is_over else session
 
     def _detach_gone(self) -> None:
         """Release a session whose loop was closed, because it cannot close itself."""

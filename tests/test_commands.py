@@ -689,6 +689,21 @@ async def test_a_handler_may_close_its_agent(
     assert record["metadata"]["result"] == "bye"
 
 
+async def test_an_agent_that_its_handler_has_closed_is_not_open(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """Also before the block ends that opened it."""
+    agent = ProjectAgent(project, redis=redis_url)
+    agent.command("shutdown")(agent.aclose)
+    async with agent:
+        await console.call(project, "shutdown", create=True)
+        await eventually(lambda: not agent.stats().open)
+        with pytest.raises(ConfigurationError, match="must be open"):
+            await agent.pause()
+        paused = await agent.invoke("pause")
+        assert paused.outcome.error["message"] == "the agent is not open"
+
+
 async def test_arguments_of_any_name_are_checked_too() -> None:
     """An annotation of **kwargs holds for each of them."""
     agent = ProjectAgent("订单系统")

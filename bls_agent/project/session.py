@@ -389,9 +389,9 @@ class AgentSession:
         if not self.is_elsewhere:
             await self.closed.wait()
         with anyio.move_on_after(self._settings.shutdown_timeout + END_GRACE + 0.1):
-            while not (self.closed.is_set() or self.is_gone):  # noqa: ASYNC110 - an Event works in one loop only
+            while not self.is_over:  # noqa: ASYNC110 - an Event works in one loop only
                 await anyio.sleep(0.01)
-        return self.closed.is_set() or self.is_gone
+        return self.is_over
 
     async def run(self) -> None:
         """Run until :meth:`stop` is called or this task is cancelled.
@@ -475,6 +475,10 @@ class AgentSession:
         True also in a forked child, where the event loop does not run.
         """
         return self.is_inherited or (self.loop is not None and self.loop.is_closed())
+
+    @property
+    def is_over(self) -> bool:
+        return self.closed.is_set() or self.is_gone
 
     def detach(self) -> None:
         """Release everything, without a final status, after the event loop has ended."""
