@@ -54,6 +54,20 @@ async def test_run_in_a_task_group(redis_url: str, redis: Redis, project: str) -
     assert await status_of(redis, project) == "离线"
 
 
+async def test_a_start_without_a_status_fails(project: str) -> None:
+    """The agent was closed before Redis could be reached."""
+    agent = ProjectAgent(project, redis="redis://127.0.0.1:1/0")
+
+    async def close() -> None:
+        await eventually(lambda: agent.stats().open)
+        await agent.aclose()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(close)
+        with pytest.raises(RuntimeError, match="started"):
+            await tasks.start(agent.run)
+
+
 async def test_four_descriptors_at_most(
     redis_url: str, redis: Redis, project: str
 ) -> None:

@@ -27,7 +27,8 @@ async def wait_until_closed(
 
     async def announce_ready() -> None:
         await session.status.published.wait()
-        on_ready()
+        if session.status.written:  # the end of a session also ends the wait
+            on_ready()
 
     async with anyio.create_task_group() as tasks:
         start_soon(tasks, announce_ready)
