@@ -536,6 +536,7 @@ ENTERED = """
 stack = contextlib.ExitStack()
 thread = stack.enter_context(agent.in_thread())
 """
+BUSY = "SyncConsole(url).send(project, 'sleep', create=True); started.wait(10); "
 ENDED_BADLY = "the service was ended by ZeroDivisionError: division by zero"
 
 
@@ -544,8 +545,9 @@ ENDED_BADLY = "the service was ended by ZeroDivisionError: division by zero"
     [
         ("", 0, Status.OFFLINE, []),
         ("1 / 0", 1, Status.FAULT, [ENDED_BADLY]),
+        (BUSY + "1 / 0", 1, Status.FAULT, [ENDED_BADLY]),
     ],
-    ids=["well", "badly"],
+    ids=["well", "badly", "badly while a handler runs"],
 )
 def test_a_block_that_is_never_left(
     redis_url: str,
@@ -562,7 +564,7 @@ def test_a_block_that_is_never_left(
     assert ended.code == exit_code
     assert ("ZeroDivisionError" in ended.err) is bool(exit_code)
     assert console.status(project) is said
-    newest = [entry.message for entry in console.logs(project)]
+    newest = [one.message for one in console.logs(project) if one.outcome is None]
     assert newest[-1 - len(last) :] == ["bye", *last]
 
 

@@ -164,7 +164,9 @@ class AgentThread:
     async def _open(self) -> None:
         await self._agent.__aenter__()
 
-    async def _exit(self, error: BaseException | None) -> None:
+    async def _exit(self, errors: list[BaseException]) -> None:
+        # A second call, after the first one was cancelled, finds no error to log.
+        error = errors.pop() if errors else None
         kind = None if error is None else type(error)
         await self._agent.__aexit__(kind, error, getattr(error, "__traceback__", None))
 
@@ -188,7 +190,8 @@ class AgentThread:
         thread = self._running()
         if thread is None:
             return
-        closing = thread.begin(self._exit, error)
+        errors = [] if error is None else [error]
+        closing = thread.begin(self._exit, errors)
         deadline = time.monotonic() + patience + hurry
         # If a handler calls this method, closing would wait for that handler forever.
         if thread.is_here or CURRENT_COMMAND.get():
@@ -203,7 +206,7 @@ class AgentThread:
         finally:
             try:
                 if closing.cancel():  # from now on the agent waits for no handler
-                    closing = thread.begin(self._exit, error)
+                    closing = thread.begin(self._exit, errors)
                     wait_for(closing, hurry)
             finally:
                 self._let_go(thread, closing, deadline)
