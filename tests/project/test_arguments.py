@@ -150,6 +150,7 @@ FITTING: dict[str, tuple[Any, JSONValue, object]] = {
     "Enum of None": (Mixed, None, Mixed.NOTHING),
     "list of Enum": (list[Colour], ["red"], [Colour.RED]),
     "Annotated": (Annotated[int, "any note"], 1, 1),
+    "unhashable note": (list[Annotated[int, {"unit": "s"}]], [1], [1]),
     "datetime": (datetime, MOMENT, datetime.fromisoformat(MOMENT)),
     "datetime in UTC": (datetime, "2026-01-31T08:30:00Z", datetime(2026, 1, 31, 8, 30, tzinfo=UTC)),
     "datetime without zone": (datetime, "2026-01-31T08:30", datetime(2026, 1, 31, 8, 30)),  # noqa: DTZ001 - without one

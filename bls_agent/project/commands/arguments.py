@@ -15,7 +15,7 @@ import importlib.util
 import inspect
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -148,8 +148,9 @@ def _is_converted_to(check: Check, value: JSONValue, wanted: object) -> bool:
 
 
 def _class(annotation: Any, where: str, around: _Around) -> Check | None:
-    if isinstance(annotation, Hashable) and annotation in _PLAIN:
-        return _PLAIN[annotation]
+    with suppress(TypeError):  # Annotated with an unhashable value is unhashable, too
+        if annotation in _PLAIN:
+            return _PLAIN[annotation]
     if not inspect.isclass(annotation):
         return None
     if issubclass(annotation, enum.Enum):
