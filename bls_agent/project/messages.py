@@ -406,13 +406,14 @@ class Command:
             rule = "a time in ISO-8601, like 2026-01-12T12:35:00.000Z"
             raise ConfigurationError("timestamp", timestamp, rule)
         encode_strictly("command", command)
-        encode_strictly("args", args or {})
+        args = dict(args or {})
+        encode_strictly("args", args)
         return cls(
             id=id or new_command_id(now),
             timestamp=timestamp or format_timestamp(now),
             source=source,
             command=command,
-            args=dict(args or {}),
+            args=args,
             broadcast=broadcast,
         )
 

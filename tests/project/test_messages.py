@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -348,6 +349,11 @@ def test_an_id_is_made_up() -> None:
     """A command gets an id of the contract's form when nobody gives one."""
     made = Command.create("reload", now=NOW).id
     assert re.fullmatch(r"cmd-1768221300000-[0-9a-z]{6}", made)
+
+
+def test_arguments_may_be_any_mapping() -> None:
+    """Not only a dict, which alone JSON encoders know."""
+    assert Command.create("a", MappingProxyType({"b": 1}), now=NOW).args == {"b": 1}
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
