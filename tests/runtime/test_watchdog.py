@@ -30,9 +30,11 @@ from bls_agent.runtime.watchdog import LONGEST_PLACE, _read_stack, find_own_plac
 from tests.harness import (
     eventually,
     execute,
+    is_gone,
     records,
     sampled,
     status_of,
+    until,
     url_with_rights,
 )
 from tests.programs import Program, run_python
@@ -347,6 +349,20 @@ async def test_out_of_memory_in_a_stall(
         assert await status_of(admin, project) is None
         await admin.config_set("maxmemory", "0")
         await eventually(lambda: _shows(admin, project, "在线"), 5)
+
+
+async def test_out_of_memory_after_a_stall(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Nor is 故障 kept alive when the loop runs again."""
+    key = f"{project}_项目状态"
+    with BlockingRedis.from_url(own_server.url, protocol=2) as client:
+        async with make_agent(project, own_server.url) as agent:
+            await agent.ready(5)
+            until(lambda: client.get(key) == "故障".encode())  # the loop stands still
+            client.config_set("maxmemory", "1")
+            await eventually(lambda: is_gone(admin, key), 5)
+            client.config_set("maxmemory", "0")
 
 
 async def test_another_type_is_left_alone_in_a_stall(

@@ -99,7 +99,7 @@ class StatusWriter:
         self._turn = anyio.Lock()  # held while a status is written
         self.ended: bool = False  # whether writing the final status has begun
         self.conflicts: ConflictDetector = ConflictDetector()
-        self.written: Status | None = None  # the status that this writer wrote last
+        self.written: Status | None = None  # the status that the agent wrote last
 
     def over(self, connections: AgentConnections) -> StatusWriter:
         """Return a writer for the same key that uses the watchdog's connections."""
@@ -359,7 +359,9 @@ class StallStatusPublisher:
     async def publish(self, connections: AgentConnections) -> None:
         if self._writer is None or self._writer[0] is not connections:
             self._writer = connections, self._own_writer.over(connections)
-        await self._writer[1].write(self._aggregator.status(time.monotonic()))
+        status = self._aggregator.status(time.monotonic())
+        await self._writer[1].write(status)
+        self._own_writer.written = status
         if not self._is_explained:
             self._is_explained = True  # no second try: the status is more important
             reason = self.REASON.format(place=self._place)
