@@ -88,6 +88,8 @@ class AgentSession:
     def __init__(
         self, state: AgentState, settings: Settings, endpoint: Endpoint
     ) -> None:
+        import asyncio  # noqa: PLC0415 - import takes 20 ms
+
         self._state = state
         self._settings = settings
         self.state: SessionState = SessionState.OPENING
@@ -98,7 +100,7 @@ class AgentSession:
         # Whether the session ended without a call of stop(), for example by
         # cancellation.
         self.ended_unasked: bool = False
-        self.loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self.signal: signal.Signals | None = None  # the signal that stopped the session
         self.failure: BaseException | None = None  # the error that ended the session
@@ -263,9 +265,6 @@ class AgentSession:
         logger.info("%s: %s", self._state.project, text)
 
     def start(self) -> None:
-        import asyncio  # noqa: PLC0415 - import takes 20 ms
-
-        self.loop = asyncio.get_running_loop()
         task = start_background(self.run, f"bls-agent {self._state.project}")
         task.add_done_callback(self._on_task_done)
         self._task = task
@@ -290,7 +289,7 @@ class AgentSession:
         """
         import asyncio  # noqa: PLC0415 - anyio cannot call into another event loop
 
-        if self.loop is None or not self.is_elsewhere:
+        if not self.is_elsewhere:
             return await function()
         future = asyncio.run_coroutine_threadsafe(function(), self.loop)
         try:
@@ -374,7 +373,7 @@ class AgentSession:
         return self.loop is not asyncio._get_running_loop()  # noqa: SLF001 - documented
 
     def call_in_loop(self, function: Callable[[], None]) -> None:
-        if self.loop is None or not self.is_elsewhere:
+        if not self.is_elsewhere:
             function()
             return
         with suppress(RuntimeError):  # the loop was closed meanwhile
@@ -474,7 +473,7 @@ class AgentSession:
 
         True also in a forked child, where the event loop does not run.
         """
-        return self.is_inherited or (self.loop is not None and self.loop.is_closed())
+        return self.is_inherited or self.loop.is_closed()
 
     @property
     def is_over(self) -> bool:
