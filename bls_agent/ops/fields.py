@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, TypeGuard, cast
 from urllib.parse import unquote
 
 from bls_agent.core.codec import JSONValue, encode
@@ -278,7 +278,7 @@ def _kind_of(schema: Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
     return FieldKind(str(kind)) if kind in [*_TYPES] else FieldKind.JSON, ()
 
 
-def _is_short_number(value: Any) -> bool:
+def _is_short_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and abs(value) < LARGEST_LIMIT
 
 

@@ -25,7 +25,7 @@ def foreign(raw: bytes) -> str:
 def test_a_list_that_becomes_short_while_it_is_read() -> None:
     """No element is counted twice, as its oldest and as its newest."""
     elements = [b"%d" % number for number in range(24)]
-    look = Look(Sample("订单系统_控制", row="control"))
+    look = Look(Sample(key="订单系统_控制", row="control"))
     look.record_first([-1, 30, 2_400])
     kinds = [request[0] for request in look.second()]
     assert kinds == ["LLEN", "LRANGE", "LRANGE"]
