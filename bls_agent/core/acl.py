@@ -35,6 +35,7 @@ from bls_agent.core.keys import (
     check_name,
     escape_glob,
     place_beside,
+    quote_word,
 )
 
 __all__ = [
@@ -107,7 +108,7 @@ class KeyAccess(NamedTuple):
     @property
     def selector(self) -> str:
         """The selector in an ACL that allows the commands on these keys only."""
-        opened = (f"{self.access}{pattern}" for pattern in self.keys)
+        opened = (quote_word(f"{self.access}{pattern}") for pattern in self.keys)
         return f"({' '.join([*dict.fromkeys(self.words), *opened])})"
 
 

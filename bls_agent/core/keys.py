@@ -377,6 +377,14 @@ def escape_glob(text: str) -> str:
     return re.sub(r"([*?\[\]\\^])", r"\\\1", text)
 
 
+def quote_word(word: str) -> str:
+    """Quote a word of an ACL selector if needed, because Redis reads quotes there."""
+    if "'" not in word and '"' not in word:
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 def hash_tag(key: str) -> str:
     """Return the part of a key that selects its slot: in ``{…}``, or the whole key."""
     start = key.find("{")

@@ -104,9 +104,16 @@ def test_a_mode_that_is_none() -> None:
         acl_line("订单系统", "relaible")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def test_a_name_with_quotes_as_words() -> None:
-    """As words of their own a name with quotes can be given."""
-    assert '%RW~a"b_控制)' in " ".join(acl_rules('a"b', "blocking"))
+@needs_selectors
+@pytest.mark.parametrize("name", ["it's", 'a"b"c', "a*'\\x41\""])
+async def test_a_name_with_quotes_as_words(
+    own_server: DevServer, admin: Redis, name: str
+) -> None:
+    """As words of their own a name with quotes can be given, and opens its keys only."""
+    await url_of_user(admin, own_server, "agent", acl_rules(name, "blocking"))
+    for key in (f"{name}_控制", f"x{name}_控制", f"{name[0]}{name}_控制"):
+        said = await execute(admin, "ACL", "DRYRUN", "agent", "BLPOP", key, "1")
+        assert (said in (b"OK", "OK")) is (key == f"{name}_控制")
 
 
 @pytest.mark.parametrize(
