@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias, cast
 
@@ -26,6 +27,7 @@ JSONValue: TypeAlias = (
 JSONObject: TypeAlias = dict[str, Any]
 
 _MAX_DEPTH: Final = 100  # levels that _tame() keeps; orjson itself encodes 254 levels
+_CONTAINERS: Final = (Mapping, list, tuple, set, frozenset)
 _INT64: Final = (-(2**63), 2**64 - 1)
 # Bits of the largest integer that is written in digits, because str() of a larger one
 # may raise.
@@ -150,6 +152,18 @@ def _refuse_lossy(value: object) -> None:
         _refuse_lossy(item)
 
 
+def _is_dataclass(value: object) -> bool:
+    return "__dataclass_fields__" in vars(type(value))  # where orjson finds it
+
+
+def _fields_of(value: Any) -> dict[str, object]:
+    """Return the attributes of a dataclass that orjson writes."""
+    held: dict[str, object] | None = getattr(value, "__dict__", None)
+    if held is None:
+        held = {one.name: getattr(value, one.name) for one in fields(value)}
+    return {name: item for name, item in held.items() if not name.startswith("_")}
+
+
 def _tame(value: object, depth: int, parents: set[int]) -> JSONValue:
     """Return a copy of a value in JSON types; a stand-in replaces what raises."""
     try:
@@ -163,12 +177,12 @@ def _rebuild(value: object, depth: int, parents: set[int]) -> JSONValue:
         return _tame_text(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return _tame_integer(int(value))
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
+    if isinstance(value, _CONTAINERS) or _is_dataclass(value):
         return _tame_container(value, depth, parents)
     if depth >= _MAX_DEPTH:
         return "<too deep>"
     native: JSONValue = orjson.loads(orjson.dumps(value, default=_stand_in))
-    return native  # orjson encodes dates, UUIDs, enums and dataclasses
+    return native  # orjson encodes dates, UUIDs and enums
 
 
 def _tame_container(value: Any, depth: int, parents: set[int]) -> JSONValue:
@@ -177,10 +191,13 @@ def _tame_container(value: Any, depth: int, parents: set[int]) -> JSONValue:
     if depth >= _MAX_DEPTH:
         return "<too deep>"
     inside = parents | {id(value)}
+    if not isinstance(value, _CONTAINERS):
+        value = _fields_of(value)
     if isinstance(value, Mapping):
         pairs = cast("Mapping[object, object]", value).items()
         return {_tame_key(key): _tame(item, depth + 1, inside) for key, item in pairs}
-    return [_tame(item, depth + 1, inside) for item in value]
+    items = cast("Iterable[object]", value)
+    return [_tame(item, depth + 1, inside) for item in items]
 
 
 def _tame_key(key: object) -> str:

@@ -128,7 +128,20 @@ class Colour(Enum):
 
 @dataclass
 class Point:
-    x: int
+    x: object
+
+
+@dataclass(slots=True)
+class Slotted:
+    x: object
+    _hidden: int = 1
+
+
+def cyclic_point() -> Point:
+    """Make a data class that holds itself."""
+    point = Point(None)
+    point.x = [point]
+    return point
 
 
 class Silent:
@@ -240,6 +253,9 @@ ODD: dict[str, tuple[Callable[[], object], object]] = {
     ),
     "cyclic list": (cyclic_list, [1, "<cycle>"]),
     "cyclic dict": (cyclic_dict, {"inside": ["<cycle>"]}),
+    "data class with keys": (lambda: Point({1: "a"}), {"x": {"1": "a"}}),
+    "data class with slots": (lambda: Slotted(2**64), {"x": str(2**64)}),
+    "cyclic data class": (cyclic_point, {"x": ["<cycle>"]}),
     "twice is no cycle": (twice, [{"1": "a"}, [{"1": "a"}]]),
 }
 
@@ -267,6 +283,7 @@ DATA = {
     "identifier": UUID(int=1),
     "member": Colour.RED,
     "data class": Point(1),
+    "data class with slots": Slotted(1),
 }
 
 
