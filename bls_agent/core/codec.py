@@ -148,6 +148,8 @@ def _refuse_lossy(value: object) -> None:
         inner = items.values()
     elif isinstance(value, list | tuple):
         inner = cast("list[object]", value)
+    elif _is_dataclass(value):
+        inner = _fields_of(value).values()
     for item in cast("Iterable[object]", inner):
         _refuse_lossy(item)
 
