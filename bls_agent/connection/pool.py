@@ -136,15 +136,23 @@ class ConnectionPool:
                     yield key
 
     async def scan_steps(self, pattern: str | bytes) -> AsyncGenerator[list[bytes]]:
-        """Yield the keys of each SCAN reply; most of these lists are empty."""
+        """Yield the keys of each SCAN reply; most of these lists are empty.
+
+        If the connection is lost, the keys of its server are yielded again.
+        """
         async with aclosing(self.masters()) as connections:
             async for connection in connections:
-                cursor, first = b"0", True
-                while first or cursor != b"0":
-                    first = False
-                    cursor, keys = await connection.read(
-                        "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT
+                cursor, opened = b"", 0
+                while cursor != b"0":
+                    following, keys = await connection.read(
+                        "SCAN", cursor or b"0", "MATCH", pattern, "COUNT", SCAN_COUNT
                     )
+                    if cursor and connection.generation != opened:
+                        # Begin again, because another process may serve the keys, which
+                        # has them in another order.
+                        cursor = b""
+                        continue
+                    cursor, opened = following, connection.generation
                     yield keys
 
     @property

@@ -69,6 +69,20 @@ async def test_many_requests_in_several_writes(own_server: DevServer) -> None:
     await access.aclose()
 
 
+async def test_a_scan_through_a_restart_finds_every_key() -> None:
+    """A server that is started again has its keys in another order."""
+    with DevServer(append_only=True) as server:
+        access, found = Access(server.url, "test"), set[bytes]()
+        requests = [("SET", f"键{number}", "1") for number in range(5_000)]
+        await access.pool.call_many(requests)
+        async for keys in access.pool.scan_steps("键*"):
+            if not found:
+                server.restart()
+            found.update(keys)
+        assert len(found) == 5_000
+        await access.aclose()
+
+
 async def test_closing_is_no_end(own_server: DevServer, admin: Redis) -> None:
     """Closed, it has no connection; the next request opens one."""
     access = Access(own_server.url, "bls-test")
