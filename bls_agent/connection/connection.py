@@ -350,7 +350,6 @@ class Connection:
         there, at = channel.own_address, channel.ended_at
         orphan = OrphanedConnection(channel.client_id, there, channel.server, at)
         self.orphans.add(orphan)
-        self._outage.begin()
         self.route.invalidate()
 
     def reset_after_fork(self) -> None:

@@ -1,4 +1,4 @@
-"""An outage of Redis: from the first lost connection to the first new connection."""
+"""An outage of Redis: from the first failure that is noticed to a new connection."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Outage:
         return made
 
     def begin(self) -> None:
-        """Record when the connections were lost, unless the outage began earlier."""
+        """Begin the outage now, unless it has begun earlier."""
         if self._since is None:
             self._since = self._clock()
 

@@ -37,6 +37,9 @@ MOST_TOPICS: Final = 1_000  # most causes to remember; the oldest is forgotten f
 # and reach all connections of an agent at the same time, so that one warning is enough.
 _OF_REQUEST: Final = frozenset({"unknown_command", "unsupported", "refused"})
 
+# Failures after which the connection is opened again at once.
+_LOST: Final = ("connection", "timeout")
+
 # A blocking read fails with the first kind when other requests fail with the second.
 _SAME: Final = {"role_changed": "read_only"}
 
@@ -129,6 +132,8 @@ class ThrottledLog:
         if error.kind in _OF_REQUEST:
             topic = f"{consequence} {error.kind}"
             return self._say_now(topic, "%s: %s", consequence, error)
+        if error.kind in _LOST:
+            self.outage.begin()
         self.outage.mark_noticed()
         topic = _SAME.get(error.kind, error.kind)
         text = "%s; trying again until it is back"

@@ -6,12 +6,16 @@ import logging
 
 import pytest
 
+from bls_agent.connection.connection import Connection
+from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.reconnect import REMIND_EVERY, ThrottledLog
 from bls_agent.core.errors import (
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.devserver import DevServer
+from tests.harness import eventually
 
 
 class Clock:
@@ -75,6 +79,33 @@ def test_a_missing_right_is_said_by_name(caplog: pytest.LogCaptureFixture) -> No
     assert throttled_log.warn(
         "", RedisRefusedError("no_permission", "", connecting=True)
     )
+
+
+async def test_an_outage_begins_when_it_is_noticed(
+    own_server: DevServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not when an idle connection ends, which nobody needs for hours."""
+    caplog.set_level(logging.INFO, "bls_agent.connection")
+    clock = Clock()
+    throttled_log = ThrottledLog(clock)
+    place, outage = Endpoint.of(own_server.url), throttled_log.outage
+    connection = Connection(place, "test", outage=outage)
+    for kind in ("busy", "connection"):
+        await connection.open()
+        own_server.restart()
+        await eventually(lambda: not connection.connected)
+        clock.now += 7_200
+        throttled_log.warn("", RedisUnavailableError(kind, "away"))
+        clock.now += 2
+    own_server.kill()
+    with pytest.raises(RedisUnavailableError):
+        await connection.open()
+    clock.now += 1
+    own_server.restart()
+    await connection.open()
+    await connection.aclose()
+    ends = [one.getMessage() for one in of_package(caplog) if one.levelname == "INFO"]
+    assert ends == ["Redis answers again after 3.0 s"]
 
 
 def test_what_was_said_long_ago_is_forgotten() -> None:
