@@ -516,6 +516,7 @@ def worker_acl_rules(
 
     Args:
         worker: The only id for which a heartbeat may be written; ``None`` for any id.
+            The rules for ``w1`` also allow every id that ends in ``:w1``.
         write: Whether the program is a worker that writes, or only reads.
         selectors: As in :func:`acl_line`. ``worker`` needs selectors, because without
             selectors a user may write each key that the user may read.

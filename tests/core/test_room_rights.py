@@ -380,6 +380,8 @@ async def test_one_workers_rights_are_enough_and_its_own(
             assert not await may(admin, "DEL", key)
             assert await may(admin, "GETRANGE", key, 0, 1)
     assert not await may(admin, "SET", RedisKeyBuilder.process_heartbeat(1), "x")
+    covered = RedisKeyBuilder.generic_heartbeat("下载", f"host:{name}")
+    assert await may(admin, "SET", covered, "x"), "the document says so"
 
 
 @pytest.mark.usefixtures("_odd_key")
