@@ -11,13 +11,13 @@ It never closes the client.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, Union, cast
 from urllib.parse import urlsplit
 
@@ -185,6 +185,7 @@ def _endpoint_of_url(url: str) -> Endpoint:
         raise ConfigurationError("redis", shown, "the database is a number, as in /0")
     if scheme == "unix" and not options.get("path"):
         raise ConfigurationError("redis", shown, "unix:// needs the socket's path")
+    _check_files(options, shown)
     return _endpoint_of_options(options, scheme, shown, strict=True)
 
 
@@ -254,6 +255,8 @@ def _spread(
 def _node_maker(
     options: Mapping[str, Any], scheme: str, shown: str, *, strict: bool
 ) -> Callable[[str, int], Endpoint]:
+    _check_files(options, shown)
+
     def node(host: str, port: int) -> Endpoint:
         place = {**options, "host": host, "port": port}
         return _endpoint_of_options(place, scheme, shown, strict=strict)
@@ -284,8 +287,6 @@ def _endpoint_of_options(
             rule = _unknown_option(name, options)
             remedy = ask_whether(name, known) if name in rule else ""
             raise ConfigurationError("redis", shown, rule, remedy)
-        if name in _FILES and value and not Path(str(value)).exists():
-            raise ConfigurationError("redis", shown, f"{name} names no file: {value}")
     if strict and scheme == "rediss":  # redis-py 5 does not check the host by default
         verifies = str(kept.get("ssl_cert_reqs", "required")).lower() != "none"
         kept.setdefault("ssl_check_hostname", verifies)
@@ -303,6 +304,14 @@ def _endpoint_of_options(
         _notes_on(kept, overruled) if strict else (),
         likeness=hash((scheme, repr(sorted(kept.items())))),
     )
+
+
+def _check_files(options: Mapping[str, Any], shown: str) -> None:
+    """Check once for each URL or client, because a file may be replaced later."""
+    for name in _FILES:
+        path = options.get(name)
+        if path and not os.path.exists(str(path)):  # noqa: PTH110 - Path's may raise
+            raise ConfigurationError("redis", shown, f"{name} names no file: {path}")
 
 
 def _notes_on(kept: Mapping[str, Any], overruled: Sequence[str]) -> tuple[str, ...]:
@@ -350,6 +359,7 @@ def _endpoint_of_client(client: object) -> Endpoint:
         "UnixDomainSocketConnection": "unix",
     }.get(kind.__name__ if kind.__module__.startswith("redis.") else "")
     if scheme:
+        _check_files(options, shown)
         return _endpoint_of_options(options, scheme, shown, strict=False)
     if hasattr(pool, "sentinel_manager") and kind.__module__.startswith("redis."):
         return _endpoint_of_sentinel_client(pool, kind)

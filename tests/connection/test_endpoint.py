@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from ssl import CERT_NONE, CERT_REQUIRED
 from typing import Any, cast
 
@@ -171,6 +172,17 @@ def test_certificates_are_verified(options: str, verify: int) -> None:
     assert connection.ssl_context.cert_reqs == verify
 
 
+def test_a_file_is_looked_for_once(tmp_path: Path) -> None:
+    """Failing over does not fail while a certificate is being replaced."""
+    file = tmp_path / "ca.pem"
+    file.touch()
+    url = f"rediss+sentinel://h/main?ssl_ca_certs={file}"
+    topology = Endpoint.of(url).topology
+    file.unlink()
+    assert topology is not None
+    assert topology.node("h", 1).address == "rediss://h:1/0"
+
+
 REFUSED_URLS = {
     "another scheme": ("http://h", "begins with redis://"),
     "capitals": ("REDIS://h", "begins with redis://"),
@@ -186,6 +198,10 @@ REFUSED_URLS = {
     "no path": ("unix://", "needs the socket's path"),
     "unknown option": ("redis://h?colour=red", "'colour' is not understood"),
     "TLS without TLS": ("redis://h?ssl_cert_reqs=none", "'ssl_cert_reqs' is not"),
+    "file that cannot be looked at": (
+        f"rediss+cluster://h?ssl_keyfile=/{'x' * 300}",
+        "ssl_keyfile names no file: /xxx",
+    ),
     "option of the wrong type": (
         "redis://h?socket_timeout=long",
         "the value of its option 'socket_timeout' is not understood; a URL like redis://",
