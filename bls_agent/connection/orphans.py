@@ -146,7 +146,8 @@ async def _end(
     """End an orphan at its server.
 
     The name of the client is checked first, because the server may have given the id to
-    another client. If the server refuses this check, the orphan is killed by id and
+    another client. Without a name its address is checked, because the server may refuse
+    CLIENT SETNAME. If the server refuses this check, the orphan is killed by id and
     address.
     """
     number = orphan.client_id
@@ -161,7 +162,8 @@ async def _end(
     async with admins.admin_connection(orphan.server) as admin:
         try:
             shown = b"" if is_ours else await admin.call("CLIENT", "LIST", "ID", number)
-            if f" name={connection.name} ".encode() not in shown:
+            signs = f" name={connection.name} ", f" addr={orphan.address} "
+            if not any(sign.encode() in shown for sign in signs):
                 return _Fate.ENDED
         except RedisRefusedError:  # before Redis 6.2, or CLIENT LIST is not allowed
             if not orphan.address:

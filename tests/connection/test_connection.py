@@ -405,11 +405,12 @@ async def test_what_was_not_killed_is_not_gone(
 
 
 @needs_selectors  # Redis 6 cannot take one subcommand away
+@pytest.mark.parametrize("missing", ["-client|list", "-client|setname"])
 async def test_a_lost_connection_without_the_right_to_look(
-    own_server: DevServer, admin: Redis, project: str
+    own_server: DevServer, admin: Redis, project: str, missing: str
 ) -> None:
     """With the rights of the docs a lost BLPOP is killed by id and address."""
-    url = await url_with_rights(admin, own_server, "~*", "+@all", "-client|list")
+    url = await url_with_rights(admin, own_server, "~*", "+@all", missing)
     connections = AgentConnections(Endpoint.of(url), "test", timeout=1, reconnect_max=1)
     zombie = Connection(Endpoint.of(url), "test:blocking", timeout=1)
     await BlockingConnection(zombie).post([("BLPOP", project, 30)])
