@@ -40,8 +40,8 @@ QUICK: Final = 0.02  # seconds between two checks of a blocked loop
 FRAMES: Final = 5  # stack frames of a blocked loop in the warning of this module
 OWN_FRAMES: Final = 3  # stack frames of the program in the agent's log
 LONGEST_PLACE: Final = 400  # most bytes of the text about these frames
-_STANDARD: Final = str(Path(os.__file__).parent)
-_PACKAGE: Final = str(Path(__file__).parents[1])
+_STANDARD: Final = str(Path(os.__file__).parent) + os.sep
+_PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
 SETTLE_PAUSE: Final = 0.25  # seconds between two tries to kill lost connections
 RETRY: Final = 0.5  # seconds after a failed write
 

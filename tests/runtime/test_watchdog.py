@@ -671,6 +671,8 @@ def test_the_place_is_the_programs_own() -> None:
     stack = [(file, f"{file}:7 f") for file in files]
     assert find_own_place(stack) == "/应用/订单.py:7 f, called by /应用/主.py:7 f"
     assert find_own_place([stack[0], stack[1]]) == f"{requests}:7 f"
+    beside = f"{ours.rpartition('/runtime/')[0]}_worker/app.py"
+    assert find_own_place([stack[3], (beside, beside)]) == beside
     both = [stack[0], stack[3]]
     assert find_own_place(both) == f"{standard}:7 f, called by {ours}:7 f"
     long = [(f"/{'深' * 300}.py", f"/{'深' * 300}.py:7 f")] * 9
