@@ -115,7 +115,11 @@ class SentinelRoute(Route):
         self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
 
     async def resolve(self, server: Endpoint) -> Endpoint:
-        """Return the master that a sentinel names; stay connected to that sentinel."""
+        """Return the master that a sentinel names; stay connected to that sentinel.
+
+        If it names another server, the next call asks the sentinel that has named the
+        server in use then, because the other one may be behind for long.
+        """
         first = self._sentinels[0]
         sentinel, connection = self._open = self._open or (first, _connection_to(first))
         try:
@@ -124,7 +128,10 @@ class SentinelRoute(Route):
             self._ask_last(sentinel)
             await self.aclose()
             return server
-        return server if master is None else self._topology.node(*master)
+        found = server if master is None else self._topology.node(*master)
+        if found.address != server.address:
+            await self.aclose()
+        return found
 
     async def aclose(self) -> None:
         opened, self._open = self._open, None

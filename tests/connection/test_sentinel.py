@@ -306,6 +306,33 @@ async def test_one_sentinel_is_believed() -> None:
         await route.aclose()
 
 
+async def test_a_sentinel_that_stays_behind_is_left() -> None:
+    """It names a dead master again and again: a connection follows it once at most."""
+    async with AsyncExitStack() as stack:
+        old, new = (stack.enter_context(DevServer()) for _ in range(2))
+        alone = SentinelTopology.alone
+        named = [await stack.enter_async_context(alone(old)) for _ in range(2)]
+        hosts = ",".join(f"{LOOPBACK}:{sentinel.port}" for sentinel in named)
+        route = Routes(Endpoint.of(f"redis+sentinel://{hosts}/main")).to("")
+        connection = Connection(route, "test", timeout=1)
+
+        async def follows() -> bool:
+            while not connection.connected:
+                with suppress(RedisUnavailableError):
+                    await connection.open()
+            assert connection.server is not None
+            return await connection.leave_for(await route.resolve(connection.server))
+
+        assert not await follows()
+        named[1].point_to(new)
+        old.kill()
+        await eventually(lambda: not connection.connected)
+        with anyio.fail_after(10):
+            assert [await follows() for _ in range(3)] == [True, False, False]
+        await connection.aclose()
+        await route.aclose()
+
+
 async def test_sentinels_with_a_password(project: str) -> None:
     """Server and sentinel each get their own; a wrong one is refused, and not shown."""
     with DevServer(options=("--requirepass", "geheim-1")) as master:
