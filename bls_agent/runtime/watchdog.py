@@ -106,8 +106,9 @@ class StallListener(Protocol):
     def on_recovery(self, seconds: float) -> None:
         """React to a loop that runs again.
 
-        No write of the thread can arrive any more. ``seconds`` is the time for which
-        the loop was blocked, or 0 if this did not count as a stall.
+        No write of the thread can arrive any more, unless the server refuses to end a
+        lost connection. ``seconds`` is the time for which the loop was blocked, or 0 if
+        this did not count as a stall.
         """
         ...
 
