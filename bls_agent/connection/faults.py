@@ -74,10 +74,10 @@ _PERMANENT: Final = frozenset(  # kinds for which trying again soon does not hel
 # Kinds of errors if the server does not have a command, or does not allow it. ``refused``
 # means that the ACL allows scripts, but not the commands in the script.
 NOT_ALLOWED: Final = ("no_permission", "unknown_command", "unsupported", "refused")
-_ENDING: Final = frozenset(  # kinds after which the connection must not be used again
+_ENDING: Final = frozenset(  # of replies after which the connection must not be used
     {
-        "auth", "cluster_down", "connection", "master_down", "max_clients", "moved",
-        "not_redis", "protocol", "read_only", "role_changed", "timeout", "tls",
+        "auth", "cluster_down", "master_down", "max_clients", "moved", "protocol",
+        "read_only", "role_changed",
     }
 )  # fmt: skip
 
