@@ -396,7 +396,7 @@ class Connection:
         try:
             with anyio.fail_after(self._patience) as self._attempt:
                 await raw.connect()
-                channel = Channel(raw, weakref.ref(self), self._pace)
+                channel = Channel(raw, server, weakref.ref(self), self._pace)
                 self._others.append(channel)
                 await self._introduce(channel)
         except BaseException as error:
@@ -409,7 +409,6 @@ class Connection:
             self._others = [
                 other for other in self._others if other.state is ChannelState.DRAINING
             ]
-        channel.server = server
         channel.record_greeted()
         self.channel = channel
         self.generation += 1

@@ -29,7 +29,7 @@ class OrphanedConnection(NamedTuple):
 
     client_id: int | None  # reply of the server to CLIENT ID, if known
     address: str  # local address; the server sees it unless addresses are translated
-    server: Endpoint | None = None  # ``None`` if the URL names one server only
+    server: Endpoint
     at: float = 0.0  # time of the loss, on the clock of the event loop
 
 
@@ -130,7 +130,7 @@ async def _end_or_leave(
     try:
         return await _end(orphan, connection, admins, kill=kill)
     except RedisUnavailableError as error:
-        if orphan.server is None or admins.endpoint.topology is None:
+        if admins.endpoint.topology is None:
             raise
         if port_was_closed(error):
             return _Fate.ENDED
@@ -156,9 +156,7 @@ async def _end(
     request: list[Argument] = ["CLIENT", "UNBLOCK", number]
     if kill:
         request = ["CLIENT", "KILL", "ID", number]
-    is_ours = connection.client_id == number and connection.is_at(
-        orphan.server or admins.endpoint
-    )
+    is_ours = connection.client_id == number and connection.is_at(orphan.server)
     async with admins.admin_connection(orphan.server) as admin:
         try:
             shown = b"" if is_ours else await admin.call("CLIENT", "LIST", "ID", number)

@@ -160,7 +160,11 @@ class Channel:
     """
 
     def __init__(
-        self, raw: RawConnection, owner: Callable[[], Owner | None], pace: Pace
+        self,
+        raw: RawConnection,
+        server: Endpoint,
+        owner: Callable[[], Owner | None],
+        pace: Pace,
     ) -> None:
         """Take over the transport of a connection that redis-py has opened."""
         import asyncio  # noqa: PLC0415 - the import takes 20 ms
@@ -189,7 +193,7 @@ class Channel:
         self.pending: int = 0  # replies to posted requests that are not collected yet
         self._arrived: deque[Collected] = deque()
         self.client_id: int | None = None  # reply to CLIENT ID, if known
-        self.server: Endpoint | None = None
+        self.server: Endpoint = server
         self.ended_at: float = 0.0  # on the clock of the event loop
         self._transport.set_protocol(cast("Any", self))
         self._left_over = unread

@@ -358,19 +358,18 @@ async def test_lost_connections_are_let_go_at_the_server(
     own_server: DevServer, admin: Redis
 ) -> None:
     """A BLPOP of a connection that we lost is unblocked, so that it eats nothing."""
-    connections = AgentConnections(
-        Endpoint.of(own_server.url), "test", timeout=1, reconnect_max=1
-    )
-    stranger = Connection(Endpoint.of(own_server.url), "test:blocking", timeout=1)
-    other = Connection(Endpoint.of(own_server.url), "other", timeout=1)
+    place = Endpoint.of(own_server.url)
+    connections = AgentConnections(place, "test", timeout=1, reconnect_max=1)
+    stranger = Connection(place, "test:blocking", timeout=1)
+    other = Connection(place, "other", timeout=1)
     await other.open()
     await BlockingConnection(stranger).post([("BLPOP", "队列", 30)])
     await eventually(lambda: are_blocked(admin, 1))
-    connections.blocking.orphans.add(OrphanedConnection(stranger.client_id, ""))
+    connections.blocking.orphans.add(OrphanedConnection(stranger.client_id, "", place))
     assert await connections.kill_orphans(connections.blocking, kill=False)
     await eventually(lambda: are_blocked(admin, 0))
     assert await BlockingConnection(stranger).collect() is None
-    connections.blocking.orphans.add(OrphanedConnection(other.client_id, ""))
+    connections.blocking.orphans.add(OrphanedConnection(other.client_id, "", place))
     assert await connections.kill_orphans(connections.blocking, kill=True)
     assert await other.call("PING") == b"PONG"
     assert other.generation == 1, "an id that is a stranger's by now is not used"
@@ -411,17 +410,18 @@ async def test_a_lost_connection_without_the_right_to_look(
 ) -> None:
     """With the rights of the docs a lost BLPOP is killed by id and address."""
     url = await url_with_rights(admin, own_server, "~*", "+@all", missing)
-    connections = AgentConnections(Endpoint.of(url), "test", timeout=1, reconnect_max=1)
-    zombie = Connection(Endpoint.of(url), "test:blocking", timeout=1)
+    place = Endpoint.of(url)
+    connections = AgentConnections(place, "test", timeout=1, reconnect_max=1)
+    zombie = Connection(place, "test:blocking", timeout=1)
     await BlockingConnection(zombie).post([("BLPOP", project, 30)])
     await eventually(lambda: are_blocked(admin, 1))
     name = await zombie_address(admin, zombie)
     connections.blocking.orphans.add(
-        OrphanedConnection(zombie.client_id, "127.0.0.1:1")
+        OrphanedConnection(zombie.client_id, "127.0.0.1:1", place)
     )
     await connections.kill_orphans(connections.blocking, kill=False)
     assert await are_blocked(admin, 1), "the same id at another address is a stranger"
-    connections.blocking.orphans.add(OrphanedConnection(zombie.client_id, name))
+    connections.blocking.orphans.add(OrphanedConnection(zombie.client_id, name, place))
     assert await connections.kill_orphans(connections.blocking, kill=False)
     await eventually(lambda: are_blocked(admin, 0))
     await zombie.drop()

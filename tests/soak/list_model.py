@@ -22,6 +22,8 @@ from bls_agent.connection.transport import ChannelState
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError
 
+NOWHERE = Endpoint.of("redis://127.0.0.1:1/0")  # nobody goes there
+
 
 class Link:
     """One connection as the server sees it.
@@ -194,7 +196,7 @@ class ModelWire:
         if server_knows:
             self._server.close(link)
         else:
-            self.orphans.add(OrphanedConnection(link.number, ""))
+            self.orphans.add(OrphanedConnection(link.number, "", NOWHERE))
         self._arrived.set()
 
     async def drop(self) -> None:
@@ -283,7 +285,7 @@ class ModelConnections(AgentConnections):
 
     def __init__(self, server: ListServer) -> None:
         """Make three connections."""
-        self.endpoint = Endpoint.of("redis://127.0.0.1:1/0")  # nobody goes there
+        self.endpoint = NOWHERE
         self.gate = ReconnectGate(Backoff())
         pool: list[Any] = [ModelWire(server, f"n:{use}") for use in "dlb"]
         self.data, self.liveness, self.blocking = pool
