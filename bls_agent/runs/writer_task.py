@@ -153,6 +153,7 @@ class WriterPool:
         self.bounds = bounds
         self._access = access
         self._gate = ReconnectGate(Backoff(cap=CAP))
+        self._gate.outage.quiet = True  # the connection logs the end of an outage
         self.users = 0  # number of open runs
 
     async def open(self) -> None:
