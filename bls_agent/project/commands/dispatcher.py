@@ -16,7 +16,7 @@ from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.core.settings import Settings
-from bls_agent.project.commands.runner import CommandRun, CommandRunner
+from bls_agent.project.commands.runner import CommandRunner
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.receive.receiver import Message, Receiver, Start
 from bls_agent.runtime.tasks import run_to_end, start_soon
@@ -113,16 +113,16 @@ class Dispatcher:
         return self._intake.received
 
     @property
-    def caller(self) -> CommandRun | None:
+    def caller(self) -> Message | None:
         """The running command whose handler calls this property."""
         return self._runner.caller
 
-    def count_in_hand(self, besides: Iterable[CommandRun | None] = ()) -> int:
+    def count_in_hand(self, besides: Iterable[Message | None] = ()) -> int:
         """Return the number of commands that were taken and have not ended.
 
         Running commands in ``besides`` are not counted.
         """
-        left_out = self._runner.runs.intersection(besides)
+        left_out = set(self._runner.runs.values()).intersection(besides)
         in_redis = sum(run.mode not in TAKEN_FOR_GOOD for run in left_out)
         begun = self.running + self._threads.stuck - len(left_out)
         waiting = len(self._pending) + self._giving_back

@@ -34,7 +34,6 @@ from bls_agent.core.codec import JSONObject, cut_text
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError, Reject
 from bls_agent.core.settings import BUILTINS, PAUSING
 from bls_agent.project.commands.dispatcher import Dispatcher, Taking
-from bls_agent.project.commands.runner import CommandRun
 from bls_agent.project.messages import Command, IntakeState
 from bls_agent.project.receive.receiver import Message, Receiver
 from bls_agent.project.status.intake import IntakePublisher
@@ -162,7 +161,7 @@ class IntakeSwitch:
         # Held while the state is written to Redis, so that close() writes the last one.
         self._publishing = anyio.Lock()
         # The callers that wait in drain(): a running command, or None for the program.
-        self._drains: list[CommandRun | None] = []
+        self._drains: list[Message | None] = []
         self._received = 0  # Dispatcher.received at the last call of _look()
 
     # --- called by the built-in commands and by the program

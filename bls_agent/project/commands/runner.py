@@ -10,8 +10,7 @@ import types
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
-from contextvars import Context, ContextVar, copy_context
-from dataclasses import dataclass
+from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -46,17 +45,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 _End: TypeAlias = tuple[OutcomeKind, Any, dict[str, Any]]  # kind, result, error
 INSIST_EVERY: Final = 0.5  # seconds until a handler that still runs is cancelled again
-
-
-@dataclass(eq=False, slots=True)
-class CommandRun:
-    """One run of a command, from the start of its handler to the end."""
-
-    mode: str  # the mode of the message
-
-
-# The run whose handler, or a task that the handler has started, runs in this context.
-_RUN: Final[ContextVar[CommandRun | None]] = ContextVar("bls_agent_run", default=None)
 
 
 class Deadline:
@@ -133,7 +121,8 @@ class CommandRunner:
         self._pass_on = pass_on
         self._observers = Observers() if observers is None else observers
         self._observed: dict[Message, Observation] = {}  # for commands that run now
-        self.runs: set[CommandRun] = set()  # the handlers that run now
+        # Messages of the handlers that run now, by the id of the command.
+        self.runs: dict[str, Message] = {}
         # Number of handlers that ignore their cancellation. The outcome of such a
         # handler was reported after its deadline, and is not reported again at its end.
         self.resisting: int = 0
@@ -143,10 +132,10 @@ class CommandRunner:
         self.stopping = False
 
     @property
-    def caller(self) -> CommandRun | None:
-        """The run of this runner that calls this property, if it has not ended."""
-        run = _RUN.get()
-        return run if run in self.runs else None
+    def caller(self) -> Message | None:
+        """The running command whose handler, or a task of it, calls this property."""
+        command_id = CURRENT_COMMAND.get()
+        return self.runs.get(command_id) if command_id else None
 
     async def run(
         self, message: Message, on_overdue: Callable[[Message], None]
@@ -295,13 +284,11 @@ class CommandRunner:
             observation = self._observe(message, command.id, command.command, handler)
             self._observed[message] = observation
             variables, on_error = observation.context, observation.set_error
-        run = CommandRun(message.mode)
-        variables.run(_RUN.set, run)
-        self.runs.add(run)
+        self.runs[command.id] = message
         try:
             end = await self._call(context, variables, handler, report, on_error)
         finally:
-            self.runs.discard(run)
+            self.runs.pop(command.id, None)
             self.resisting -= reported
         if reported:
             return None
