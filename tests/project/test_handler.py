@@ -471,8 +471,9 @@ def on_collection(phase, info):
     logging.getLogger("collector").info(phase)
 
 def on_alarm(*_):
-    logging.getLogger("signal").warning("tick")
-    Mortal()
+    if root.handlers:  # a signal may come after the timer was stopped
+        logging.getLogger("signal").warning("tick")
+        Mortal()
 
 async def main():
     async with agent:
