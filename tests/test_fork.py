@@ -622,7 +622,7 @@ def split():
     if child == 0:
         try:
             must_be_inert()
-            assert CURRENT_COMMAND.get() == ""  # its outcome is not told here
+            assert CURRENT_COMMAND.get().id == ""  # its outcome is not told here
         except BaseException:
             traceback.print_exc()
             os._exit(1)

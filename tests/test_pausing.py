@@ -215,13 +215,12 @@ async def test_a_drain_that_is_ended_by_resume_is_rejected(
     assert sorted(results, key=str) == [False, text]
 
 
+@pytest.mark.parametrize("mode", ["blocking", "compat", "reliable"])
 async def test_a_drain_ends_when_the_agent_is_closed(
-    redis_url: str, redis: Redis, project: str
+    redis_url: str, redis: Redis, project: str, mode: Any
 ) -> None:
-    """Mode reliable puts the command of the cancelled handler back: it has not ended."""
-    agent = ProjectAgent(
-        project, redis=redis_url, mode="reliable", shutdown_timeout=0.1
-    )
+    """The handler is cancelled, so its command has not ended."""
+    agent = ProjectAgent(project, redis=redis_url, mode=mode, shutdown_timeout=0.1)
     door = Door(agent)
     results: list[bool] = []
 
@@ -313,6 +312,29 @@ async def test_a_handler_may_drain_its_own_agent(
     async with agent:
         await agent.ready(5)
         assert (await console.call(project, "deploy")).result is True
+
+
+async def test_commands_of_one_id_drain_together(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Each leaves itself out, also inside of a call of invoke."""
+    agent = ProjectAgent(project, redis=redis_url, concurrency=2)
+    found: list[str] = []
+    both = anyio.Event()
+
+    @agent.command
+    async def leave() -> None:
+        if agent.stats().commands_running == 2:
+            both.set()
+        await both.wait()
+        found.append((await agent.invoke("drain")).kind)
+
+    same = b'{"id":"1","command":"leave"}'
+    await redis.rpush(f"{project}_控制", same, same)
+    with anyio.fail_after(20):
+        async with agent:
+            await eventually(lambda: len(found) == 2)
+    assert set(found) == {"succeeded"}
 
 
 async def test_a_task_of_an_ended_handler_waits_for_the_running_ones(
@@ -456,7 +478,7 @@ async def test_a_pause_that_is_cancelled_puts_the_prefetched_commands_back(
         await history.push(admin, project)
     async with agent:
         await eventually(lambda: door.entered == 7)
-        await admin.client_pause(1_000)
+        await admin.client_pause(2_500)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(agent.pause(), 0.2)
         await eventually(lambda: has_length(admin, project, 3))

@@ -158,11 +158,13 @@ def _is_dataclass(value: object) -> bool:
     return "__dataclass_fields__" in vars(type(value))  # where orjson finds it
 
 
-def _fields_of(value: Any) -> dict[str, object]:
+def _fields_of(value: object) -> dict[str, object]:
     """Return the attributes of a dataclass that orjson writes."""
     held: dict[str, object] | None = getattr(value, "__dict__", None)
-    if held is None:
-        held = {one.name: getattr(value, one.name) for one in fields(value)}
+    if held is None or "__slots__" in vars(type(value)):
+        held = {
+            one.name: getattr(value, one.name) for one in fields(cast("Any", value))
+        }
     return {name: item for name, item in held.items() if not name.startswith("_")}
 
 

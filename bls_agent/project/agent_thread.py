@@ -194,7 +194,7 @@ class AgentThread:
         closing = thread.begin(self._exit, errors)
         deadline = time.monotonic() + patience + hurry
         # If a handler calls this method, closing would wait for that handler forever.
-        if thread.is_here or CURRENT_COMMAND.get():
+        if thread.is_here or CURRENT_COMMAND.get().id:
             self._let_go(thread, closing, deadline)
             return
         try:
@@ -219,7 +219,7 @@ class AgentThread:
         self._thread = None
         atexit.unregister(self._close_at_exit)
         left = deadline - time.monotonic()
-        waits = not (thread.is_here or CURRENT_COMMAND.get())
+        waits = not (thread.is_here or CURRENT_COMMAND.get().id)
         if waits and not thread.join(min(max(left, 0.05), 0.5)):
             logger.warning(
                 "%s: a handler does not let go of the agent's thread, which is left "

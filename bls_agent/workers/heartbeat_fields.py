@@ -212,7 +212,7 @@ class GenericHeartbeat(WorkerHeartbeat):
     @property
     def key(self) -> str:
         """The heartbeat's key. Raise ConfigurationError for a wrong kind or id."""
-        if f"{self.kind_name}_heartbeat" in KEYS:
+        if f"{self.kind_name.removesuffix('_heartbeat')}_heartbeat" in KEYS:
             rule = "not a name in the table of keys, by which readers find other keys"
             raise ConfigurationError("kind", self.kind_name, rule, "Use another word.")
         return self.template().build(kind=self.kind_name, worker_id=self.worker_id)

@@ -163,11 +163,12 @@ class Worker:
         }
 
     @property
-    def full_ttl(self) -> float:
-        """The TTL after a refresh; the default of the kind if the age is unknown."""
+    def longest_ttl(self) -> float:
+        """The TTL after a refresh, or the default of the kind if that is longer."""
+        default = float(HEARTBEATS[self.row].ttl or 0)
         if self.age is None or self.ttl is None:
-            return float(HEARTBEATS[self.row].ttl or 0)
-        return self.age + self.ttl
+            return default
+        return max(default, self.age + self.ttl)
 
     @property
     def content(self) -> tuple[str, dict[str, Any]]:
@@ -267,7 +268,7 @@ class WorkerDiff:
                 differences = [WorkerChange(Change.REFRESHED, worker, known)]
             changes += differences
         for key, missing in before.items():
-            if now - self._held_since < missing.full_ttl * STALE:
+            if now - self._held_since < missing.longest_ttl * STALE:
                 self.workers[key] = missing
                 continue
             changes.append(WorkerChange(Change.LEFT, missing, missing))

@@ -131,6 +131,16 @@ class Point:
     x: object
 
 
+@dataclass
+class Base:
+    a: object
+
+
+@dataclass(slots=True)
+class SlottedChild(Base):
+    x: object
+
+
 @dataclass(slots=True)
 class Slotted:
     x: object
@@ -255,6 +265,10 @@ ODD: dict[str, tuple[Callable[[], object], object]] = {
     "cyclic dict": (cyclic_dict, {"inside": ["<cycle>"]}),
     "data class with keys": (lambda: Point({1: "a"}), {"x": {"1": "a"}}),
     "data class with slots": (lambda: Slotted(2**64), {"x": str(2**64)}),
+    "data class with slots and a base": (
+        lambda: SlottedChild(1, x=2**64),
+        {"a": 1, "x": str(2**64)},
+    ),
     "cyclic data class": (cyclic_point, {"x": ["<cycle>"]}),
     "twice is no cycle": (twice, [{"1": "a"}, [{"1": "a"}]]),
 }

@@ -740,7 +740,7 @@ async def test_what_is_pushed_while_a_reply_is_under_way(
         waits.append(asyncio.create_task(drain_one(queue)))
         await eventually(lambda: armed.fired == 1)
         await producer.push_many(page(number) for number in range(count))
-        with anyio.fail_after(1.5):  # a look of its own comes after 2 s
+        with anyio.fail_after(2.2):  # a look of its own comes after 2 s
             if count > len(waits):
                 async with queue.take(timeout=0) as taken:
                     assert taken is not None

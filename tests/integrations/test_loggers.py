@@ -16,7 +16,7 @@ import structlog
 from bls_agent import ConfigurationError, ProjectAgent
 from bls_agent.integrations.loguru import loguru_sink
 from bls_agent.integrations.structlog import BLSProcessor
-from bls_agent.project.log.log import CURRENT_COMMAND
+from bls_agent.project.log.log import CURRENT_COMMAND, CurrentCommand
 from tests.documents import blocks, run_block
 from tests.harness import unsent_records
 
@@ -235,7 +235,7 @@ def test_they_never_raise(agent: ProjectAgent, log: Any, logger: Any) -> None:
 def test_level_and_command(agent: ProjectAgent, log: Any, logger: Any) -> None:
     """The agent's level applies, and the running command is named."""
     agent._state.stream.set_level(agent._state.stream.level.WARN)
-    token = CURRENT_COMMAND.set("c-1")
+    token = CURRENT_COMMAND.set(CurrentCommand("c-1"))
     try:
         log.info("silent")
         logger.info("silent")

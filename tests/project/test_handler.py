@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 
 import bls_agent
 from bls_agent import BLSHandler, ConfigurationError, Console, OutcomeKind, ProjectAgent
-from bls_agent.project.log.log import CURRENT_COMMAND
+from bls_agent.project.log.log import CURRENT_COMMAND, CurrentCommand
 from tests.harness import records, unsent_records
 from tests.programs import run_python
 
@@ -663,7 +663,7 @@ def test_log_write(agent: ProjectAgent) -> None:
 
 def test_the_running_command(agent: ProjectAgent, handler: BLSHandler) -> None:
     """A record carries the command's id; an extra of that name speaks for itself."""
-    token = CURRENT_COMMAND.set("cmd-1")
+    token = CURRENT_COMMAND.set(CurrentCommand("cmd-1"))
     logger_with(handler).info("x")
     logger_with(handler).info("x", extra={"commandId": "cmd-0"})
     CURRENT_COMMAND.reset(token)

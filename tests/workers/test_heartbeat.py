@@ -490,6 +490,7 @@ async def test_plain_with_is_refused_in_an_event_loop(
         ({"heartbeat": "下载", "worker_id": ""}, "worker_id"),
         ({"heartbeat": "component", "worker_id": "1"}, "kind"),
         ({"heartbeat": "process", "worker_id": "1"}, "kind"),
+        ({"heartbeat": "scheduler_heartbeat", "worker_id": "1"}, "kind"),
         ({"heartbeat": "下:载", "worker_id": "1"}, "kind"),
         ({"worker_id": "1"}, "worker_id"),
         ({"heartbeat": "redis://127.0.0.1:1", "worker_id": BacktestWorkerHeartbeat.create("1")}, "kind"),

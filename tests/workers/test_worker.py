@@ -255,6 +255,10 @@ def test_after_an_outage_nobody_leaves_before_there_was_time() -> None:
     stage.diff.hold(200)
     assert stage.look(349) == []
     assert stage.look(350) == ["回测-1 left"]
+    short = Worker.read(BACKTEST, KEY, SOUND, 1.0, full_ttl=2.0)
+    stage.diff.compare({KEY: short}, 390)
+    stage.diff.hold(400)
+    assert stage.look(414.9) == []
 
 
 def test_a_lease_tells_the_full_ttl() -> None:

@@ -122,7 +122,7 @@ class Dispatcher:
 
         Running commands in ``besides`` are not counted.
         """
-        left_out = set(self._runner.runs.values()).intersection(besides)
+        left_out = self._runner.runs.intersection(besides)
         in_redis = sum(run.mode not in TAKEN_FOR_GOOD for run in left_out)
         begun = self.running + self._threads.stuck - len(left_out)
         waiting = len(self._pending) + self._giving_back
@@ -246,7 +246,7 @@ class Dispatcher:
 
         - ``True``: The commands are back in the control list.
         - ``False``: They are surely not in the list. They stay in this process and wait
-          to be run.
+          to be run, or, if the agent has ended, are reported as cancelled.
         - ``None``: The connection was lost, so it is unknown whether they are in the
           list. They are reported as cancelled and not run, because no command may run
           twice.

@@ -185,9 +185,9 @@ class IntakeSwitch:
         try:
             self._enter(IntakeState.DRAINING, reason)
             await self._follow_state()
-            while self.state is IntakeState.DRAINING and not self._check_drained():
-                if self._dispatcher.ended:
-                    break
+            while self.state is IntakeState.DRAINING:
+                if self._dispatcher.ended or self._check_drained():
+                    break  # a handler that was cancelled at the end has not ended
                 with anyio.move_on_after(LOOK_EVERY):
                     await self._dispatcher.change()
         finally:

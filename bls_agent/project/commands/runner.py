@@ -28,7 +28,14 @@ from bls_agent.core.errors import (
 from bls_agent.core.settings import PAUSING, Settings
 from bls_agent.project.commands.observer import Observation, Observers, TakenCommand
 from bls_agent.project.commands.router import UNSET, CommandContext, Handler, Router
-from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream, describe_error
+from bls_agent.project.log.log import (
+    CURRENT_COMMAND,
+    NO_COMMAND,
+    CurrentCommand,
+    Log,
+    LogStream,
+    describe_error,
+)
 from bls_agent.project.messages import (
     Command,
     Outcome,
@@ -121,8 +128,7 @@ class CommandRunner:
         self._pass_on = pass_on
         self._observers = Observers() if observers is None else observers
         self._observed: dict[Message, Observation] = {}  # for commands that run now
-        # Messages of the handlers that run now, by the id of the command.
-        self.runs: dict[str, Message] = {}
+        self.runs: set[Message] = set()  # messages of the handlers that run now
         # Number of handlers that ignore their cancellation. The outcome of such a
         # handler was reported after its deadline, and is not reported again at its end.
         self.resisting: int = 0
@@ -134,8 +140,10 @@ class CommandRunner:
     @property
     def caller(self) -> Message | None:
         """The running command whose handler, or a task of it, calls this property."""
-        command_id = CURRENT_COMMAND.get()
-        return self.runs.get(command_id) if command_id else None
+        for message in reversed(CURRENT_COMMAND.get().messages):
+            if isinstance(message, Message) and message in self.runs:
+                return message
+        return None
 
     async def run(
         self, message: Message, on_overdue: Callable[[Message], None]
@@ -284,11 +292,14 @@ class CommandRunner:
             observation = self._observe(message, command.id, command.command, handler)
             self._observed[message] = observation
             variables, on_error = observation.context, observation.set_error
-        self.runs[command.id] = message
+        outer = variables.get(CURRENT_COMMAND, NO_COMMAND)
+        current = CurrentCommand(command.id, (*outer.messages, message))
+        variables.run(CURRENT_COMMAND.set, current)
+        self.runs.add(message)
         try:
             end = await self._call(context, variables, handler, report, on_error)
         finally:
-            self.runs.pop(command.id, None)
+            self.runs.discard(message)
             self.resisting -= reported
         if reported:
             return None
@@ -336,7 +347,6 @@ class CommandRunner:
 
         Raises only KeyboardInterrupt.
         """
-        variables.run(CURRENT_COMMAND.set, context.id)
         process = os.getpid()
         task = cast("asyncio.Task[Any]", self._current_task())
         deadline = Deadline(task, context.deadline, on_resisted)

@@ -16,7 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bls_agent.core.buffer import BoundedBuffer
 from bls_agent.core.codec import (
@@ -40,9 +40,17 @@ from bls_agent.runtime.batch_writer import BatchWriter
 if TYPE_CHECKING:
     from bls_agent.connection.agent_connections import AgentConnections
 
-# The id of the command whose handler runs in this context. Log records of the handler
-# have this id.
-CURRENT_COMMAND: Final[ContextVar[str]] = ContextVar("bls_agent_command", default="")
+
+class CurrentCommand(NamedTuple):
+    """The command whose handler, or a task that it has started, runs in a context."""
+
+    id: str = ""  # log records of the handler have this id
+    # The command's message, behind those of the handlers that have invoked the command.
+    messages: tuple[object, ...] = ()
+
+
+NO_COMMAND: Final = CurrentCommand()
+CURRENT_COMMAND: Final = ContextVar("bls_agent_command", default=NO_COMMAND)
 NESTED: Final = 2  # levels of log calls inside a log call, such as a __repr__ that logs
 NEWEST: Final = 10  # newest records that the first search for a batch reads
 SEARCH_MARGIN: Final = 200  # records of other writers that may follow a batch
@@ -80,7 +88,7 @@ class LogStream:
         self.on_error = None
         self._nesting = threading.local()
         self._reported = self.delivery.buffer.stats().dropped
-        CURRENT_COMMAND.set("")  # the parent reports the command's outcome
+        CURRENT_COMMAND.set(NO_COMMAND)  # the parent reports the command's outcome
 
     @property
     def level(self) -> Level:
@@ -269,7 +277,7 @@ class Log:
     ) -> None:
         if level.rank < self._stream.level.rank:
             return
-        command_id = CURRENT_COMMAND.get()
+        command_id = CURRENT_COMMAND.get().id
         if self._bound or command_id:
             running = {"commandId": command_id} if command_id else {}
             metadata = {**running, **self._bound, **metadata}
