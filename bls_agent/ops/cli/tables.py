@@ -196,11 +196,12 @@ class Table(Generic[T]):
             out.draw(HOME + f"{CLEAR_LINE}\n".join(lines) + CLEAR_BELOW)
 
         async def tick() -> None:
-            while True:
+            while not noted:
                 redraw()
                 await anyio.sleep(PERIOD)
+            tasks.cancel_scope.cancel()
 
-        with _sigterm_raises(), _keys_pressed() as keys:
+        with _sigterm_noted() as noted, _keys_pressed() as keys:
             out.draw(ENTER)
             try:
                 async with anyio.create_task_group() as tasks:
@@ -210,6 +211,8 @@ class Table(Generic[T]):
                     tasks.cancel_scope.cancel()
             finally:
                 out.draw(LEAVE)
+        if noted:
+            sys.exit(128 + noted[0])
 
     def _lines(self, columns: int, lines: int) -> list[str]:
         """Return the lines to draw: summary, table, and the number of hidden rows."""
@@ -234,11 +237,12 @@ class Table(Generic[T]):
 
 
 @contextmanager
-def _sigterm_raises() -> Generator[None]:
-    """Raise SystemExit at SIGTERM, so that the terminal is restored."""
-    usual = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+def _sigterm_noted() -> Generator[list[int]]:
+    """Yield a list to which SIGTERM is added, so that the table can end itself."""
+    noted: list[int] = []
+    usual = signal.signal(signal.SIGTERM, lambda number, _: noted.append(number))
     try:
-        yield
+        yield noted
     finally:
         signal.signal(signal.SIGTERM, usual)
 
