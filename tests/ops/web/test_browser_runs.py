@@ -279,6 +279,7 @@ def test_a_restarted_console_goes_on_at_the_place(
             assert looked.texts(".speech .text") == ["one two three "]
             writer.add(1, "a.b", "system.close")
             looked.wait("document.querySelector('#link').dataset.state === 'over'")
+            last_is(looked, "6")  # rows are drawn after that
             assert looked.texts("#events .number") == ["1", "2\u20134", "5", "6"]
             came = looked.page.evaluate("document.documentElement.dataset.events")
             assert came == "6"  # each was sent once
