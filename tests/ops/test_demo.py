@@ -128,15 +128,15 @@ class Demo:
 
 
 @asynccontextmanager
-async def started(*arguments: str) -> AsyncIterator[Demo]:
-    command = [*DEMO, "--lang", "en", *arguments]
+async def started(*program: str) -> AsyncIterator[Demo]:
+    command = [sys.executable, "-m", *program]
     async with await anyio.open_process(command, env=environment({})) as process:
         yield Demo(process)
 
 
 async def test_control_c() -> None:
     """Ctrl-C ends the story in order: 130, and no traceback."""
-    async with started() as demo:
+    async with started("bls_agent.ops.demo", "--lang", "en") as demo:
         await demo.until("4/6")
         assert await demo.end(signal.SIGINT) == 130
         assert demo.process.stderr is not None
@@ -144,8 +144,8 @@ async def test_control_c() -> None:
 
 
 async def test_the_fleet_in_the_browser() -> None:
-    """With --console the console shows services, workers and runs until Ctrl-C."""
-    async with started("--console") as demo:
+    """The console shows services, workers and runs until Ctrl-C."""
+    async with started("bls_agent", "--lang", "en", "demo") as demo:
         await demo.until("Ctrl-C ends")
         page = re.findall(r"http://127\.0\.0\.1:\d+/", demo.shown)[0]
         async with httpx2.AsyncClient(base_url=page) as browser:

@@ -238,9 +238,17 @@ class Table(Generic[T]):
 
 @contextmanager
 def _sigterm_noted() -> Generator[list[int]]:
-    """Yield a list to which SIGTERM is added, so that the table can end itself."""
+    """Yield a list to which SIGTERM is added, so that the table can end itself.
+
+    A second SIGTERM ends the process, also if the terminal accepts no output.
+    """
     noted: list[int] = []
-    usual = signal.signal(signal.SIGTERM, lambda number, _: noted.append(number))
+
+    def note(number: int, _: object) -> None:
+        noted.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    usual = signal.signal(signal.SIGTERM, note)
     try:
         yield noted
     finally:

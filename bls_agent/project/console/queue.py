@@ -198,9 +198,9 @@ async def read_backwards(
     """Yield the commands of a list from its end, even if the list changes meanwhile.
 
     Each command that is in the list at the beginning and stays there is yielded at
-    least once, except in case 3 with the longest page. Positions are counted from the front of the list. Therefore commands
-    that are pushed meanwhile move no position, and the search ends. Two pages overlap
-    by one command, the edge. There are three cases:
+    least once, except in case 3 with the longest page. Positions are counted from the
+    front of the list. Therefore commands that are pushed meanwhile move no position, and
+    the search ends. Two pages overlap by one command, the edge. There are three cases:
 
     1. The next page contains the edge. Its commands are yielded.
     2. The next page is empty, because the list has become shorter. The search continues

@@ -175,14 +175,15 @@ async def test_a_command_line_without_a_program(bls: Bls, line: str) -> None:
 
 async def test_a_console_that_leaves_a_daemon(bls: Bls, tmp_path: Path) -> None:
     """The daemon keeps the output open. The report holds the output, with escapes."""
-    pipe, report = tmp_path / "pipe", tmp_path / "report.xml"
+    pipe, report, ready = (tmp_path / name for name in ("pipe", "report.xml", "ready"))
     os.mkfifo(pipe)
-    script = f"setsid cat {shlex.quote(str(pipe))} & printf '\\033[31mbroken'; exit 1"
+    daemon = f"setsid sh -c ': > {ready}; exec cat {pipe}' &"
+    script = (
+        f"{daemon} until [ -e {ready} ]; do :; done; printf '\\033[31mbroken'; exit 1"
+    )
     words = ["--cmd", shlex.join(["sh", "-c", script]), "--junit", str(report)]
-    with anyio.fail_after(30):
+    with pipe.open("r+b", buffering=0), anyio.fail_after(30):  # its end ends the daemon
         ran = await bls("conformance", "console", "--case", "*/sent/3", *words)
-    with pipe.open("w"):
-        pass  # ends the daemon
     assert ran.code == 3
     failure = ET.parse(report).find(".//*[@message]")
     assert failure is not None

@@ -65,7 +65,9 @@ def send(client: Any, request: Words) -> None:
 
 
 def found(report: Report) -> set[tuple[str, str]]:
-    return {(f.rule, f.key) for f in report.findings}
+    """Return the findings, but not that the machine was too busy to answer soon."""
+    findings = {(f.rule, f.key) for f in report.findings}
+    return {one for one in findings if one[0] != "server-slow"}
 
 
 @pytest.mark.parametrize("rule", dict.fromkeys(plant.rule for plant in PLANTS))

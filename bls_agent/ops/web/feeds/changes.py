@@ -56,7 +56,8 @@ KEPT: Final = 5_000  # changes that the journal keeps
 TICK: Final = 1.0  # seconds between two checks while nothing happens
 MISSING_FOR: Final = 5.0  # seconds until a missing status counts as a change
 EXPLAINED_IN: Final = 1.5  # seconds within which a read of the log finds a reason
-SETTLE: Final = 45.0  # seconds after an outage, because services refresh every 30 s
+# Seconds after an outage, or a start with kept changes: services refresh every 30 s.
+SETTLE: Final = 45.0
 EXPLAINED: Final = frozenset({Condition.FAULT, Condition.ERROR})
 ABSENT: Final = frozenset({Condition.STALE, Condition.NEVER})
 
