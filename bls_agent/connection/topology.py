@@ -117,8 +117,9 @@ class SentinelRoute(Route):
     async def resolve(self, server: Endpoint) -> Endpoint:
         """Return the master that a sentinel names; stay connected to that sentinel.
 
-        If it names another server, the next call asks the sentinel that has named the
-        server in use then, because the other one may be behind for long.
+        If the sentinel names another server than the one in use, leave the sentinel,
+        because its knowledge may be old. The next call asks the sentinel that named the
+        server that is in use by then.
         """
         first = self._sentinels[0]
         sentinel, connection = self._open = self._open or (first, _connection_to(first))

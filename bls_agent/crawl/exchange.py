@@ -487,8 +487,9 @@ class Exchange:
                 held.valid_until = valid_until(write.sent_at, self.options.lease)
             self._hand_over(held)
         now = self._loop.time()
-        # If a push or a call of take() has come during the write, another write follows.
-        if not write.begun_at <= self._look_at <= now:
+        # Whether a push or a call of take() came during the write: another write follows.
+        is_outdated = write.begun_at <= self._look_at <= now
+        if not is_outdated:
             self._must_look = False
             pause = reply[0] / 1000 if reply[0] >= 0 else math.inf
             self._look_at = now if len(reply) > 1 else now + pause

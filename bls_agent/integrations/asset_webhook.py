@@ -55,9 +55,9 @@ class AssetWebhookApp(Starlette):
 
     This is an ASGI application for ``POST`` at any path. A push is answered at once
     with 202, and the synchronisation runs in the background. If another push arrives
-    meanwhile, one more synchronisation follows. If another object or process
-    synchronises at the time, the push waits for its end. Other events and other branches are
-    answered with 200 and start nothing.
+    meanwhile, one more synchronisation follows. While another object or process
+    synchronises, the push waits. Other events and other branches are answered with 200
+    and start nothing.
 
     A delivery without a valid signature (``X-Hub-Signature-256``) is answered with 401
     and not decoded. A delivery of more than 5 MiB is answered with 413. A failed
@@ -164,7 +164,7 @@ class AssetWebhookApp(Starlette):
             try:
                 report = await self._sync.run()
                 failure = report.reason if report.status == "failed" else ""
-            except LeaseHeldError:  # the other one may have read the commit before
+            except LeaseHeldError:  # the other run may have read an older commit
                 self._is_wanted = True
                 await anyio.sleep(LEASE_PAUSE)
                 continue

@@ -16,6 +16,7 @@ from redis.asyncio.sentinel import Sentinel
 from bls_agent import Console, NoOutcomeError, ProjectAgent, RedisRefusedError, Status
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.route import Route
 from bls_agent.connection.topology import Routes
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.devserver import DevServer
@@ -27,7 +28,14 @@ from bls_agent.workers import (
     Heartbeat,
     WorkerRegistry,
 )
-from tests.engines import DOWN_AFTER, LOOPBACK, SentinelTopology, ask, until
+from tests.engines import (
+    DOWN_AFTER,
+    LOOPBACK,
+    OneSentinel,
+    SentinelTopology,
+    ask,
+    until,
+)
 from tests.harness import eventually
 from tests.load import MODES, check_end, under_load
 
@@ -288,14 +296,21 @@ async def test_sentinels_name_a_master_that_is_away_or_none(project: str) -> Non
             assert caught.value.connecting
 
 
+async def two_sentinels_of(
+    server: DevServer, stack: AsyncExitStack
+) -> tuple[list[OneSentinel], Route]:
+    """Start two sentinels that do not know each other. Return them and their route."""
+    alone = SentinelTopology.alone
+    named = [await stack.enter_async_context(alone(server)) for _ in range(2)]
+    hosts = ",".join(f"{LOOPBACK}:{sentinel.port}" for sentinel in named)
+    return named, Routes(Endpoint.of(f"redis+sentinel://{hosts}/main")).to("")
+
+
 async def test_one_sentinel_is_believed() -> None:
     """An open connection is left if the sentinel that is asked names another master."""
     async with AsyncExitStack() as stack:
         old, new = (stack.enter_context(DevServer()) for _ in range(2))
-        alone = SentinelTopology.alone
-        named = [await stack.enter_async_context(alone(old)) for _ in range(2)]
-        hosts = ",".join(f"{LOOPBACK}:{sentinel.port}" for sentinel in named)
-        route = Routes(Endpoint.of(f"redis+sentinel://{hosts}/main")).to("")
+        named, route = await two_sentinels_of(old, stack)
         server = Endpoint.of(old.url)
         assert (await route.resolve(server)).address == old.url
         named[0].point_to(new)
@@ -310,10 +325,7 @@ async def test_a_sentinel_that_stays_behind_is_left() -> None:
     """It names a dead master again and again: a connection follows it once at most."""
     async with AsyncExitStack() as stack:
         old, new = (stack.enter_context(DevServer()) for _ in range(2))
-        alone = SentinelTopology.alone
-        named = [await stack.enter_async_context(alone(old)) for _ in range(2)]
-        hosts = ",".join(f"{LOOPBACK}:{sentinel.port}" for sentinel in named)
-        route = Routes(Endpoint.of(f"redis+sentinel://{hosts}/main")).to("")
+        named, route = await two_sentinels_of(old, stack)
         connection = Connection(route, "test", timeout=1)
 
         async def follows() -> bool:

@@ -29,12 +29,12 @@ from bls_agent.ops.conformance.judge import (
 )
 from bls_agent.ops.conformance.program import Program
 from bls_agent.ops.conformance.vectors import Vector
+from bls_agent.project.log.record import RECORD_LIMIT
 from bls_agent.project.messages import Level, Status
 from bls_agent.testing.link import Direction, FaultProxy, Refuse
 
 STATUSES: Final = frozenset(status.value for status in Status)
 LEVELS: Final = tuple(level.value for level in Level)
-LONGEST_RECORD: Final = 65_535  # bytes
 # A command may have less than 64 KB. JSON writes a backslash as two bytes, and as four in a
 # record whose message quotes the arguments; such a record is too long.
 PADDING: Final = "\\" * 31_000
@@ -271,7 +271,7 @@ async def check_record_size(judge: AgentJudge, _: Vector) -> Fault | None:
     if fault := await judge.runs(word):
         return fault
     longest = max(map(len, await judge.wire.records()))
-    return Fault("long_record", {"size": longest}) if longest > LONGEST_RECORD else None
+    return Fault("long_record", {"size": longest}) if longest > RECORD_LIMIT else None
 
 
 async def check_expires(judge: AgentJudge, _: Vector) -> Fault | None:

@@ -40,10 +40,10 @@ from bls_agent.ops.doctor.rule import (
     show,
     shown_if,
 )
+from bls_agent.project.log.record import RECORD_LIMIT
 from bls_agent.project.messages import Level, LogEntry, Status
 
 LAPSING: Final = 2.0  # seconds; a status with a shorter remaining TTL is a finding
-SIZE_LIMIT: Final = 65_535  # most bytes of one message
 CAP: Final = 50_000  # most records of a log; agents of this package keep 10,000
 AHEAD: Final = 120.0  # most seconds that a clock may be ahead of the server's
 OLD: Final = 60.0  # seconds after which a command should have been taken
@@ -168,7 +168,7 @@ def _unlisted(sample: Sample) -> Values | None:
 def _no_objects(sample: Sample) -> Values | None:
     """Find texts that are no JSON objects; texts above the limit are not checked."""
     pairs = zip(sample.items, sample.objects, strict=True)
-    short = [one for one, read in pairs if read is None and len(one) <= SIZE_LIMIT]
+    short = [one for one, read in pairs if read is None and len(one) <= RECORD_LIMIT]
     return count_bad([one for one in short if not is_no_text(one)], sample)
 
 
@@ -178,7 +178,7 @@ def _too_long(sample: Sample) -> Values | None:
     If no message was read, the rule checks the average size of the messages.
     """
     longest = max(map(len, sample.items), default=int(sample.mean_bytes))
-    return {"bytes": f"{longest:,}"} if longest > SIZE_LIMIT else None
+    return {"bytes": f"{longest:,}"} if longest > RECORD_LIMIT else None
 
 
 def _is_ahead(sample: Sample) -> Values | None:
