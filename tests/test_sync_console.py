@@ -168,6 +168,8 @@ def test_closing_ends_what_waits(redis_url: str, project: str) -> None:
     for thread in waiting:
         thread.start()
     until(lambda: len(tasks_of(console)) == 2)
+    with SyncConsole(redis_url) as other:  # the command of call() was sent
+        until(lambda: len(other.queue(project)) == 1)
     began = time.perf_counter()
     console.close()
     for thread in waiting:
