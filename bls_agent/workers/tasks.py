@@ -109,7 +109,8 @@ class Task:
         raw: The value as text if it is not a JSON object, else ``None``.
         reason: Why the value is not an object: ``not_json``, ``not_an_object``,
             ``not_utf8``, ``too_deep``, ``wrong_type`` (the key is not a string),
-            ``too_large`` (over 64 KiB; only from ``WorkerRegistry.tasks``), or ``""``.
+            ``too_large`` (over 64 KiB; after 8 MiB in one call, over 4 KiB; only from
+            ``WorkerRegistry.tasks``), or ``""``.
     """
 
     id: str
