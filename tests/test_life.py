@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import pytest
@@ -68,18 +69,21 @@ async def test_a_start_without_a_status_fails(project: str) -> None:
             await tasks.start(agent.run)
 
 
-async def test_four_descriptors_at_most(
-    redis_url: str, redis: Redis, project: str
+@pytest.mark.parametrize("mode", ["blocking", "compat", "reliable"])
+async def test_three_connections_at_most(
+    redis_url: str, redis: Redis, console: Console, project: str, mode: Any
 ) -> None:
-    """An open agent has at most four connections."""
-    agent = ProjectAgent(project, redis=redis_url, instance=f"n-{os.getpid()}")
-    async with agent:
+    """In every mode, after a command and a record."""
+    name = f"n-{os.getpid()}"
+    async with ProjectAgent(
+        project, redis=redis_url, instance=name, mode=mode
+    ) as agent:
         await agent.ready(5)
+        assert (await console.call(project, "ping")).succeeded
         agent.log.info("x")
         await agent.flush()
-        clients = await redis.client_list()
-        mine = [c for c in clients if f"n-{os.getpid()}" in c["name"]]
-        assert 1 <= len(mine) <= 4
+        mine = [one for one in await redis.client_list() if name in one["name"]]
+        assert 1 <= len(mine) <= 3
 
 
 async def test_few_requests_when_idle(project: str, own_server: DevServer) -> None:
@@ -132,6 +136,54 @@ async def test_a_signal_drains(
     assert len(err.splitlines()) == 3, "where Redis is, that the status stands, the end"
     assert await status_of(redis, project) == "离线"
     assert (await records(redis, project))[-1]["metadata"]["outcome"] == "succeeded"
+
+
+TWO_SERVICES = """
+import signal, sys, anyio
+from bls_agent import ProjectAgent
+
+def own(number, frame):
+    pass
+
+async def main():
+    signal.signal(signal.SIGTERM, own)
+    names = [f"{sys.argv[1]}-{name}" for name in "甲乙"]
+    agents = [ProjectAgent(name, redis=sys.argv[2]) for name in names]
+    async with anyio.create_task_group() as tasks:
+        for agent in agents:
+            await tasks.start(agent.run)
+        print("started", flush=True)
+    print(signal.getsignal(signal.SIGTERM) is own, flush=True)
+
+anyio.run(main)
+"""
+
+
+async def test_a_signal_ends_all_agents_of_a_loop(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Afterwards the program has its own handler again."""
+    with Program("-c", TWO_SERVICES, project, redis_url) as service:
+        assert service.line() == "started"
+        service.send_signal(signal.SIGTERM)
+        code, out, _ = service.end(10)
+    assert (code, out) == (0, "True\n")
+    for name in "甲乙":
+        assert await status_of(redis, f"{project}-{name}") == "离线"
+
+
+async def test_a_signal_ends_an_agent_whose_neighbour_has_ended(
+    redis_url: str, project: str
+) -> None:
+    """The neighbour was the first that asked for signals."""
+    first, second = (ProjectAgent(f"{project}-{n}", redis=redis_url) for n in "甲乙")
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(first.run)
+            await tasks.start(second.run)
+            await first.aclose()
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert not second.stats().open
 
 
 async def test_a_second_signal_hurries(

@@ -6,15 +6,19 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from bls_agent.connection.access import LoopLocal
 from bls_agent.connection.after_fork import register
 from bls_agent.project.messages import Status
-from bls_agent.runtime.tasks import start_soon
+from bls_agent.runtime.tasks import cancel, start_background, start_soon
 
 if TYPE_CHECKING:
+    import asyncio
+
     from bls_agent.project.session import AgentSession
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -44,28 +48,76 @@ async def obey_signals(session: AgentSession) -> None:
     At the second signal, cancel the running handlers.
     """
     on_main_thread = threading.current_thread() is threading.main_thread()
-    if not on_main_thread or sys.platform == "win32":
-        return
-    with anyio.open_signal_receiver(*SIGNALS) as signals:
-        handlers = _SignalHandlers()
-        register(handlers)
-        session.signal = await anext(signals)
-        session.stop(Status.OFFLINE)
-        await anext(signals)
+    if on_main_thread and sys.platform != "win32":
+        await _RECEIVERS.get(_Receiver).serve(session)
+
+
+class _Receiver:
+    """Receives the signals in one event loop, for all sessions that obey them.
+
+    An event loop has only one handler for each signal.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: list[AgentSession] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def serve(self, session: AgentSession) -> None:
+        self._sessions.append(session)
+        if self._task is None:
+            self._task = start_background(self._run, "bls-agent signals", Context())
+        try:
+            await session.closed.wait()
+        finally:
+            self._sessions.remove(session)
+            if not self._sessions:
+                task, self._task = self._task, None
+                with anyio.CancelScope(shield=True):
+                    await cancel(task)
+
+    async def _run(self) -> None:
+        before = _read_handlers()
+        handlers = before
+        try:
+            with anyio.open_signal_receiver(*SIGNALS) as signals:
+                handlers = _read_handlers()
+                in_child = _SignalHandlers(handlers)
+                register(in_child)
+                async for number in signals:
+                    for session in self._sessions:
+                        _obey(session, number)
+        finally:
+            for number, handler in before.items():
+                # A handler that the event loop has called cannot be set again.
+                if handler is not None and handler != handlers[number]:
+                    signal.signal(number, handler)
+
+
+_RECEIVERS: Final[LoopLocal[_Receiver]] = LoopLocal()
+
+
+def _obey(session: AgentSession, number: signal.Signals) -> None:
+    if session.signal is not None:
         session.force()
-        await session.closed.wait()
+        return
+    session.signal = number
+    session.stop(Status.OFFLINE)
+
+
+def _read_handlers() -> dict[signal.Signals, Any]:
+    return {number: signal.getsignal(number) for number in SIGNALS}
 
 
 class _SignalHandlers:
     """Restores the default signal handlers in a forked child.
 
-    The signal handlers of :func:`obey_signals` wake the event loop through a pipe. A
+    The signal handlers of :class:`_Receiver` wake the event loop through a pipe. A
     forked child shares this pipe with its parent. Therefore a SIGTERM to the child
     would stop the parent's agent, or from Python 3.12 on would have no effect.
     """
 
-    def __init__(self) -> None:
-        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    def __init__(self, handlers: dict[signal.Signals, Any]) -> None:
+        self._handlers = handlers
 
     def reset_after_fork(self) -> None:
         signal.set_wakeup_fd(-1)
