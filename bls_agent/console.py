@@ -13,21 +13,22 @@ import anyio
 
 from bls_agent.connection.access import RedisOrAgent, Store
 from bls_agent.connection.endpoint import Reply
+from bls_agent.core.checks import check_count, check_seconds, refuse_text
 from bls_agent.core.errors import (
     BlsError,
-    ConfigurationError,
     NoOutcomeError,
     RedisUnavailableError,
     UnknownProjectError,
 )
 from bls_agent.core.keys import (
+    PROJECT_CONSOLE,
     PROJECT_STATUS,
     check_name,
     checked_reply,
     encode_key,
 )
 from bls_agent.core.redaction import Redactor
-from bls_agent.core.settings import Settings, check_seconds
+from bls_agent.core.settings import Settings
 from bls_agent.project.console.audit import find_sender
 from bls_agent.project.console.log import (
     WINDOW,
@@ -300,7 +301,7 @@ class Console(Store):
             WrongTypeError: The control key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
-        _check_limit(limit)
+        check_count("limit", limit)
         return await CommandLists(self._pool, project).waiting(limit)
 
     async def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the name in the protocol
@@ -337,7 +338,7 @@ class Console(Store):
         ``limit`` is the largest number of commands of each process. Errors and missing
         fields are those of :meth:`queue`.
         """
-        _check_limit(limit)
+        check_count("limit", limit)
         return await CommandLists(self._pool, project).in_hand(limit)
 
     async def dead_letters(self, project: str, limit: int = 200) -> list[Command]:
@@ -347,7 +348,7 @@ class Console(Store):
         never ended. At most 1,000 are kept. Errors and missing fields are those of
         :meth:`queue`.
         """
-        _check_limit(limit)
+        check_count("limit", limit)
         return await CommandLists(self._pool, project).dead_letters(limit)
 
     async def requeue(
@@ -455,6 +456,7 @@ class Console(Store):
         """
         from bls_agent.project.status.intake import read_intakes  # noqa: PLC0415 - few programs need the module
 
+        refuse_text("projects", projects)
         return await read_intakes(self._pool, list(projects))
 
     async def status(self, project: str) -> Status | None:
@@ -506,7 +508,7 @@ class Console(Store):
             WrongTypeError: The key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
-        _check_limit(limit)
+        check_count("limit", limit)
         window, _ = await self._log(project).newest(limit)
         return [LogEntry.decode(item) for item in window]
 
@@ -530,7 +532,7 @@ class Console(Store):
             WrongTypeError: The key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
-        _check_limit(limit)
+        check_count("limit", limit)
         return await self._log(project).page(before, limit)
 
     async def search_logs(
@@ -553,7 +555,7 @@ class Console(Store):
             WrongTypeError: The key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
-        _check_limit(limit)
+        check_count("limit", limit)
         return await self._log(project).search(wanted, before, limit)
 
     def follow_logs(
@@ -570,7 +572,13 @@ class Console(Store):
             project: The project's name.
             last: Number of existing records to yield first.
             interval: Seconds between two reads; longer if records are very long.
+
+        Raises:
+            ConfigurationError: An argument is not valid.
         """
+        check_count("last", last, least=0)
+        check_seconds("interval", interval)
+        PROJECT_CONSOLE.locate(project=project)  # refuses what is no name
         return follow_log(partial(self._log, project), last, interval)
 
     def _log(self, project: str) -> LogReader:
@@ -581,8 +589,3 @@ class Console(Store):
             return await self._pool.read(key, name, *rest)
         except RedisUnavailableError as error:
             return checked_reply(error, key)
-
-
-def _check_limit(limit: int) -> None:
-    if limit < 1:
-        raise ConfigurationError("limit", limit, "at least 1")

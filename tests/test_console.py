@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import anyio
 import orjson
@@ -36,6 +37,7 @@ from tests.harness import (
     needs_selectors,
     url_with_rights,
 )
+from tests.kit import FaultProxy, Rate
 
 
 async def test_what_send_writes(redis: Redis, console: Console, project: str) -> None:
@@ -433,6 +435,65 @@ async def test_an_agent_takes_while_all_are_withdrawn(
     await redis.set(key, "no list")
     with pytest.raises(WrongTypeError):
         await console.withdraw_all(project)
+
+
+@pytest.mark.parametrize("method", ["withdraw_all", "requeue", "discard"])
+async def test_a_failover_halfway_is_told(
+    own_server: DevServer, admin: Redis, project: str, method: str
+) -> None:
+    """The error says that some commands may be moved, because some are."""
+    beside = "" if method == "withdraw_all" else f"bls_agent:{{{project}_控制}}:dead"
+    key, count = beside or f"{project}_控制", 250
+    await admin.rpush(key, *[f'{{"id":"{n}"}}' for n in range(count)])
+    async with (
+        FaultProxy(own_server.url) as link,
+        Console(link.url) as console,
+        anyio.create_task_group() as tasks,
+    ):
+        await console.exists(project)
+
+        async def move_all() -> None:
+            options = {"all": True} if beside else {}
+            with pytest.raises(RedisUnavailableError) as caught:
+                await getattr(console, method)(project, **options)
+            assert (caught.value.kind, caught.value.ambiguous) == ("read_only", True)
+
+        async def is_halfway() -> bool:
+            return await admin.llen(key) < count
+
+        async with link.during(Rate(40_000)):
+            tasks.start_soon(move_all)
+            await eventually(is_halfway)
+            await admin.replicaof("127.0.0.1", "1")
+    assert 0 < await admin.llen(key) < count
+
+
+@pytest.mark.parametrize("own", [UUID(int=7), 7])
+async def test_an_id_that_is_no_text(
+    console: Console, redis_url: str, project: str, own: Any
+) -> None:
+    """A UUID or an integer becomes a text, by which the command and its end are found."""
+    sent = await console.send(project, "ping", id=own, create=True)
+    assert sent.id == str(own)
+    assert await console.withdraw(project, sent.id) == sent
+    async with ProjectAgent(project, redis=redis_url):
+        call: Any = console.call
+        assert (await call(project, "ping", id=own)).command_id == str(own)
+
+
+async def test_a_project_that_was_found_is_not_looked_for_again(
+    console: Console, redis: Redis, redis_url: str, project: str
+) -> None:
+    """So a project whose keys have expired can still be commanded."""
+    keys = (f"{project}_项目状态", f"{project}_控制")
+    await redis.set(keys[0], "在线")
+    await console.send(project, "ping")
+    await redis.delete(*keys)
+    await console.send(project, "ping")
+    await redis.delete(*keys)
+    async with Console(redis_url) as other:
+        with pytest.raises(UnknownProjectError):
+            await other.send(project, "ping")
 
 
 async def test_forgetting_a_project(

@@ -24,9 +24,9 @@ from bls_agent.assets.sources import (
     check_branch,
     is_manifest_path,
 )
+from bls_agent.core.checks import check_seconds
 from bls_agent.core.errors import ConfigurationError, MissingExtraError, SourceError
 from bls_agent.core.redaction import mask_url
-from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.threads import HandlerThreads
 
 try:

@@ -30,6 +30,7 @@ from bls_agent.assets.sources import (
     check_branch,
     is_manifest_path,
 )
+from bls_agent.core.checks import check_seconds
 from bls_agent.core.codec import decode_object
 from bls_agent.core.errors import (
     ConfigurationError,
@@ -37,7 +38,6 @@ from bls_agent.core.errors import (
     MissingExtraError,
     SourceError,
 )
-from bls_agent.core.settings import check_seconds
 
 try:
     import httpx2

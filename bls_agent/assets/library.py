@@ -38,6 +38,7 @@ from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.connection.scripts import WRITE_ASSET
 from bls_agent.core.backoff import Backoff
+from bls_agent.core.checks import check_count
 from bls_agent.core.errors import (
     ConfigurationError,
     DecodeError,
@@ -385,8 +386,7 @@ class AssetLibrary(Store):
             ConfigurationError: ``n`` is not between 1 and 1,000.
             WrongTypeError: ``asset:sync:changed`` is no list.
         """
-        if not 1 <= n <= KEPT:
-            raise ConfigurationError("n", n, f"between 1 and {KEPT:,}")
+        check_count("n", n, most=KEPT)
         return [read_text(one) for one in await self._read(CHANGED, "LRANGE", -n, -1)]
 
     async def watch(self) -> AsyncGenerator[str]:

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import anyio
 import anyio.to_thread
 
+from bls_agent.core.checks import check_text
 from bls_agent.core.errors import ConfigurationError, SourceError
 
 SHA1: Final = 40  # digits
@@ -250,7 +251,7 @@ def check_base_path(path: str) -> str:
 
     Raises ConfigurationError if the path leaves the root or is not written with ``/``.
     """
-    bare = path.strip("/")
+    bare = check_text("base_path", path).strip("/")
     if bare and (UNFIT_PARTS & set(bare.split("/")) or "\\" in bare):
         rule = "it is a folder below the root, written with '/'"
         raise ConfigurationError("base_path", path, rule)

@@ -58,8 +58,10 @@ from bls_agent.connection.access import RedisOrAgent
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.core.backoff import Backoff
+from bls_agent.core.checks import check_seconds, check_wait
 from bls_agent.core.codec import encode
 from bls_agent.core.errors import (
+    ConfigurationError,
     DecodeError,
     LeaseHeldError,
     ManifestError,
@@ -71,7 +73,6 @@ from bls_agent.core.errors import (
 )
 from bls_agent.core.keys import checked_reply
 from bls_agent.core.redaction import redact
-from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import Lease
 from bls_agent.runtime.tasks import start_background
 
@@ -136,8 +137,11 @@ class AssetSync:
         timeout: float = 5.0,
     ) -> None:
         self.library: AssetLibrary = AssetLibrary(redis, timeout=timeout)
+        if not hasattr(source, "head"):
+            remedy = "For a folder, pass DirectorySource(path)."
+            raise ConfigurationError("source", source, "a source of manifests", remedy)
         self.source = source
-        self._wait = wait
+        self._wait = check_wait("wait", wait)
         self._lease_ttl = check_seconds("lease", lease)
         self._on_progress = on_progress
         is_agent = hasattr(redis, "endpoint")

@@ -22,8 +22,8 @@ from weakref import WeakKeyDictionary
 
 from bls_agent.connection.after_fork import never_finalize, register
 from bls_agent.connection.endpoint import Endpoint, RedisSource
+from bls_agent.core.checks import check_seconds
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
-from bls_agent.core.settings import check_seconds
 
 if TYPE_CHECKING:
     import asyncio

@@ -87,13 +87,19 @@ class KeyTemplate:
     def locate(self, **values: object) -> str:
         """Build a key that another program may have written.
 
-        The values are not checked, because that program has chosen them.
+        The rules for names are not checked, because that program has chosen the names.
+        Raise ConfigurationError if a value cannot be a name.
         """
         unknown = values.keys() - set(self.fields)
         missing = set(self.fields) - values.keys() - self.optional
         if unknown or missing:
             raise self._wrong_fields(unknown or missing)
-        return self._fill({n: v if v is None else str(v) for n, v in values.items()})
+        texts = {name: name_of(value) for name, value in values.items()}
+        for name, text in texts.items():
+            is_absent = text is None and name in self.optional
+            if not is_absent and not (isinstance(text, str) and is_encodable(text)):
+                raise ConfigurationError(name, values[name], "a text in Unicode")
+        return self._fill(cast("dict[str, str | None]", texts))
 
     def _wrong_fields(self, names: Iterable[str]) -> ConfigurationError:
         rule = f"its fields are {', '.join(self.fields) or 'none'}"
@@ -323,6 +329,15 @@ def name_of(value: object) -> object:
 def encode_key(key: str) -> bytes:
     """Return the bytes of a key; surrogate escapes become bytes that are not UTF-8."""
     return key.encode("utf-8", "surrogateescape")
+
+
+def is_encodable(name: str) -> bool:
+    try:
+        encode_key(name)
+    except UnicodeEncodeError:
+        return False
+    else:
+        return True
 
 
 def show_name(name: str) -> str:

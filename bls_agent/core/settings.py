@@ -319,17 +319,6 @@ def check_options(options: Mapping[str, Any], settings: object = None) -> Option
     return cast("Options", checked)
 
 
-def check_seconds(name: str, value: object, rule: str = "more than 0 seconds") -> float:
-    """Return a time limit that is not a setting.
-
-    Raise ConfigurationError for a limit that is no number, 0 or less, or infinite.
-    """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < cast("float", value) < math.inf:
-        raise ConfigurationError(name, value, rule)
-    return cast("float", value)
-
-
 def _check_together(interval: float, ttl: float) -> None:
     if interval * 2 > ttl:
         raise ConfigurationError(

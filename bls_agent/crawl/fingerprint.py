@@ -17,6 +17,7 @@ from ipaddress import ip_address
 from typing import Any, Final, Protocol, Self, cast, runtime_checkable
 from urllib.parse import quote, quote_plus, unquote_to_bytes, urlsplit
 
+from bls_agent.core.checks import refuse_text
 from bls_agent.core.codec import decode, decode_object, encode_sorted, encode_strictly
 from bls_agent.core.errors import ConfigurationError, DecodeError
 
@@ -327,6 +328,7 @@ def fingerprint(request: _RequestLike, headers: Iterable[str] = ()) -> str:
     """
     if not isinstance(request, CrawlRequest):
         _check_foreign(request)
+    refuse_text("headers", headers)
     method, url = request.method.upper().encode(), canonical_url(request.url).encode()
     body = request.body
     # The length is written before each part. Otherwise the end of one part could be

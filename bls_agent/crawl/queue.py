@@ -11,11 +11,11 @@ from typing import ClassVar, Final, Literal
 from bls_agent.connection.access import LoopLocal, RedisOrAgent, Store
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.reconnect import ThrottledLog
+from bls_agent.core.checks import check_count, check_seconds
 from bls_agent.core.codec import text_of
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import checked_reply, slot_of
 from bls_agent.core.redaction import redact
-from bls_agent.core.settings import check_seconds
 from bls_agent.crawl.exchange import (
     FAILED_KEPT,
     Action,
@@ -47,7 +47,7 @@ class _Take:
         self._taken: TakenRequest | None = None
 
     async def __aenter__(self) -> TakenRequest | None:
-        exchange = self._queue.exchange
+        exchange, self._taken = self._queue.exchange, None
         held = await exchange.take(self._timeout)
         if held is not None and held.request is not None:
             self._taken = TakenRequest(exchange, held, held.request)
@@ -368,8 +368,7 @@ class RequestQueue(Store):
             RedisUnavailableError: Redis cannot answer.
             WrongTypeError: The key holds another type than the protocol defines.
         """
-        if not 1 <= limit <= FAILED_KEPT:
-            raise ConfigurationError("limit", limit, f"between 1 and {FAILED_KEPT:,}")
+        check_count("limit", limit, most=FAILED_KEPT)
         (entries,) = await self._read(("failed", "LRANGE", -limit, -1))
         return [FailedRequest.read(raw) for raw in reversed(entries)]
 

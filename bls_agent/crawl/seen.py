@@ -9,6 +9,7 @@ from bls_agent.connection.access import RedisOrAgent, Store
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.pool import MANY
 from bls_agent.connection.scripts import ADD_SEEN
+from bls_agent.core.checks import check_seconds, refuse_text
 from bls_agent.core.errors import (
     ConfigurationError,
     DuplicateItem,
@@ -16,7 +17,6 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.settings import check_seconds
 from bls_agent.crawl.fingerprint import CrawlRequest, fingerprint, item_fingerprint
 from bls_agent.crawl.keys import CrawlSettings, RedisKeyManager, read_flag
 
@@ -119,6 +119,7 @@ class SeenFilter(Store):
         Returns:
             Whether each fingerprint was new, in the order of the argument.
         """
+        refuse_text("fingerprints", fingerprints)
         members, pool = [_member(one) for one in fingerprints], self._access.pool
         verb = "BF.ADD" if self._bloom else "SADD"
         replies: list[Reply] = []

@@ -78,7 +78,7 @@ class AssetWebhookApp(Starlette):
     """
 
     def __init__(self, sync: AssetSync, secret: str, *, branch: str = "") -> None:
-        if len(secret) < SHORTEST:
+        if type(secret) is not str or len(secret) < SHORTEST:
             rule = f"a secret has {SHORTEST} characters or more"
             raise ConfigurationError("secret", "***", rule)
         self._sync, self._secret = sync, secret.encode()

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import anyio
 
+from bls_agent.core.checks import check_count, check_seconds
 from bls_agent.core.codec import encode
 from bls_agent.core.errors import (
     BlsError,
@@ -25,8 +26,7 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.settings import check_seconds
-from bls_agent.runs.events import BEGINNING, check_count
+from bls_agent.runs.events import BEGINNING
 from bls_agent.runs.reading import parse_run_id
 from bls_agent.runs.sse import (
     HEARTBEAT,

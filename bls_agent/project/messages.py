@@ -26,6 +26,7 @@ from bls_agent.core.codec import (
     parse_timestamp,
 )
 from bls_agent.core.errors import ConfigurationError, DecodeError
+from bls_agent.core.keys import name_of
 
 if TYPE_CHECKING:
     from bls_agent.core.redaction import Redactor
@@ -402,6 +403,9 @@ class Command:
             raise ConfigurationError("args", args, "a mapping of names to values")
         if type(source) is not str:
             raise ConfigurationError("source", source, "a text")
+        own_id = name_of(id or new_command_id(now))
+        if not isinstance(own_id, str):
+            raise ConfigurationError("id", id, "a text, an integer or a UUID")
         if timestamp and parse_timestamp(timestamp) is None:
             rule = "a time in ISO-8601, like 2026-01-12T12:35:00.000Z"
             raise ConfigurationError("timestamp", timestamp, rule)
@@ -409,7 +413,7 @@ class Command:
         args = dict(args or {})
         encode_strictly("args", args)
         return cls(
-            id=id or new_command_id(now),
+            id=own_id,
             timestamp=timestamp or format_timestamp(now),
             source=source,
             command=command,

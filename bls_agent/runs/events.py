@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 
+from bls_agent.core.checks import check_count
 from bls_agent.core.codec import JSONObject, decode_object, encode
 from bls_agent.core.errors import ConfigurationError, DecodeError
 
@@ -23,7 +24,6 @@ _LARGEST_RUN: Final = 2**63 - 1  # run ids must fit into a BIGINT column
 _ID: Final = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 
 DAY: Final = 86_400  # TTL of a run in seconds, as the run event format defines
-LARGEST: Final = 100_000_000
 
 
 EventId = str  # of the form ``<milliseconds>-<number>``
@@ -85,18 +85,6 @@ def check_bound(name: str, value: object) -> str:
 def check_run_id(value: object) -> int:
     """Return the id of a run. Raise ConfigurationError for any other value."""
     return check_count("run_id", value, least=0, most=_LARGEST_RUN)
-
-
-def check_count(
-    name: str, value: object, *, least: int = 1, most: int = LARGEST
-) -> int:
-    """Return an integer within bounds. Raise ConfigurationError for any other value."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        remedy = "Convert it with int()." if isinstance(value, str) else ""
-        raise ConfigurationError(name, value, "it must be an integer", remedy)
-    if not least <= value <= most:
-        raise ConfigurationError(name, value, f"it must be from {least:,} to {most:,}")
-    return value
 
 
 # Characters that must not be in a name or an id:

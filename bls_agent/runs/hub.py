@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -105,7 +106,7 @@ class StreamReader:
         topic.outage = self._outage
         self.restart_read()
         if not self.runs:
-            self._task = start_background(self._run, NAME)
+            self._task = start_background(self._run, NAME, Context())
             self._task.add_done_callback(self._note_over)
 
     def restart_read(self) -> None:
@@ -363,7 +364,7 @@ class Hub:
         stream.add(topic)
         self._wake()
         if self._task is None or self._task.done():
-            self._task = start_background(self._probe_runs, NAME)
+            self._task = start_background(self._probe_runs, NAME, Context())
         return topic
 
     def _wake(self) -> None:

@@ -14,6 +14,7 @@ import anyio.lowlevel
 
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.connection.pool import ConnectionPool
+from bls_agent.core.checks import check_count
 from bls_agent.core.codec import JSONObject, cut_text, json_or_text
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import RUN_EVENTS
@@ -21,7 +22,6 @@ from bls_agent.runs.events import (
     BEGINNING,
     EventCategory,
     StreamEvent,
-    check_count,
     check_run_id,
     order,
 )

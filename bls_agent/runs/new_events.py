@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 import anyio
 
 from bls_agent.connection.endpoint import Argument
+from bls_agent.core.checks import check_count
 from bls_agent.core.codec import (
     JSONObject,
     cut_text,
@@ -25,7 +26,6 @@ from bls_agent.core.codec import (
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import check_name
 from bls_agent.core.redaction import redact
-from bls_agent.runs.events import check_count
 
 FIELDS_BYTES: Final = 200  # approximate bytes of an event without its data
 SOURCE: Final = ("agent_id", "agent_type", "agent_name", "team_name")

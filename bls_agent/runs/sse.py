@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
+from bls_agent.core.checks import check_seconds
 from bls_agent.core.codec import encode
-from bls_agent.core.settings import check_seconds
 from bls_agent.runs.events import (
     BEGINNING,
     EventId,

@@ -13,6 +13,7 @@ import anyio
 from bls_agent.connection.access import LoopLocal, RedisOrAgent, WritingStore
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import ADD_EVENTS
+from bls_agent.core.checks import check_count
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.runs.events import (
     BEGINNING,
@@ -20,7 +21,6 @@ from bls_agent.runs.events import (
     END,
     StreamEvent,
     check_bound,
-    check_count,
     check_id,
     check_run_id,
     next_id,

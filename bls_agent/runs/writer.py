@@ -19,10 +19,9 @@ import anyio
 from bls_agent.connection.access import Access
 from bls_agent.connection.after_fork import never_finalize, register
 from bls_agent.core.buffer import BoundedBuffer
+from bls_agent.core.checks import check_count, check_seconds, check_wait
 from bls_agent.core.errors import BlsError, ConfigurationError
 from bls_agent.core.redaction import redact_traceback
-from bls_agent.core.settings import check_seconds
-from bls_agent.runs.events import check_count
 from bls_agent.runs.new_events import (
     RANKS,
     PendingEvent,
@@ -327,6 +326,7 @@ class RunWriter:
             of Redis are not raised.
         """
         writing = self._writing
+        check_wait("timeout", timeout)
         if writing is not None and not writing.loop_is_closed:
             flush = partial(writing.flush, timeout)
             flushed = await call_in(writing.loop, flush, timeout + LEAVE_GRACE)
@@ -454,6 +454,7 @@ class RunWriter:
         if thread is None:
             rule = "it must be open, and opened by 'with'; in an event loop there is flush()"
             raise ConfigurationError("run", self.run_id, rule)
+        check_wait("timeout", timeout)
         flushing = thread.begin(self.flush, timeout)
         try:
             wait_for(flushing, timeout + LEAVE_GRACE)

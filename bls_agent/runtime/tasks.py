@@ -7,6 +7,7 @@ without waiting, and to start a task that belongs to no cancel scope of the prog
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -85,15 +86,20 @@ class ThreadSafeEvent:
 
 
 def start_background(
-    function: Callable[[], Coroutine[Any, Any, T]], name: str
+    function: Callable[[], Coroutine[Any, Any, T]],
+    name: str,
+    context: Context | None = None,
 ) -> asyncio.Task[T]:
     """Run a coroutine function in the running event loop, outside of every scope.
 
-    The caller must keep a reference to the task, and wait for the end of the task.
+    The caller must keep a reference to the task, and wait for the end of the task. A
+    task that serves several callers gets an empty context, because otherwise it keeps
+    the objects in the context of the first caller in memory.
     """
     import asyncio  # noqa: PLC0415 - the import takes 20 ms
 
-    return asyncio.get_running_loop().create_task(function(), name=name)
+    loop = asyncio.get_running_loop()
+    return loop.create_task(function(), name=name, context=context)
 
 
 async def run_to_end(function: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:

@@ -15,13 +15,13 @@ import anyio
 from bls_agent.connection.access import Access, RedisOrAgent
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Endpoint
+from bls_agent.core.checks import check_seconds, check_wait
 from bls_agent.core.errors import (
     ConfigurationError,
     LeaseHeldError,
     RedisUnavailableError,
 )
 from bls_agent.core.keys import shares_slot
-from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import Ownership, ValueLease
 from bls_agent.runtime.loop_thread import (
     LoopThread,
@@ -266,6 +266,8 @@ class Heartbeat:
             ConfigurationError: The heartbeat is not open.
         """
         state, writer = self._opened(), self._writer
+        if timeout is not None:
+            check_wait("timeout", timeout)
         if writer is not None:
             with anyio.move_on_after(timeout):
                 await call_in(writer.loop, state.settled.wait, timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from contextvars import Context
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -64,7 +65,7 @@ class HeartbeatWriter:
 
         register(self)
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self._task = start_background(self._run, NAME)
+        self._task = start_background(self._run, NAME, Context())
         self._task.add_done_callback(self._handle_task_end)
 
     def _handle_task_end(self, _: asyncio.Task[None]) -> None:

@@ -12,13 +12,13 @@ import anyio
 from bls_agent.connection.access import Store
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.backoff import Backoff
+from bls_agent.core.checks import check_seconds
 from bls_agent.core.errors import (
     ConfigurationError,
     RedisRefusedError,
     RedisUnavailableError,
 )
 from bls_agent.core.keys import KeyTemplate
-from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import length_of
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
 from bls_agent.workers.reading import common_pattern, head_of, read_values

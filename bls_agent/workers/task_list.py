@@ -11,8 +11,8 @@ from typing import Final, NamedTuple, cast
 import anyio.lowlevel
 
 from bls_agent.connection.pool import ConnectionPool
+from bls_agent.core.checks import check_count
 from bls_agent.core.codec import JSONObject
-from bls_agent.core.errors import ConfigurationError
 from bls_agent.workers.progress import BacktestProgress
 from bls_agent.workers.reading import (
     SHOWN,
@@ -77,8 +77,7 @@ class TaskList(NamedTuple):
 
 async def read_tasks(pool: ConnectionPool, limit: int) -> TaskList:
     """Read at most ``limit`` tasks, as :meth:`WorkerRegistry.tasks` describes."""
-    if not 1 <= limit <= MOST:
-        raise ConfigurationError("limit", limit, f"from 1 to {MOST:,}")
+    check_count("limit", limit, most=MOST)
     keys, complete = await _find(pool, limit)
     parts: dict[str, list[Task]] = {}
     in_order = sorted(keys, key=lambda key: keys[key][1])

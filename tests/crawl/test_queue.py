@@ -1226,6 +1226,37 @@ async def test_a_limit_is_a_number_of_entries(queue: RequestQueue, limit: int) -
 # --- where it is used
 
 
+async def test_a_block_that_is_entered_again_has_nothing_old(
+    queue: RequestQueue,
+) -> None:
+    """After a timeout there is no request, also if the round before had taken one."""
+    await queue.push(PAGE)
+    take = queue.take(timeout=0.05)
+    async with take as taken:
+        assert taken is not None
+    async with take as taken:
+        assert taken is None
+
+
+async def test_the_oldest_failed_request_is_queued_first(
+    queue: RequestQueue, redis_url: str, name: str
+) -> None:
+    """Among requests of equal priority; the priority number decides before the age."""
+    async with RequestQueue(redis_url, name, max_retries=0) as failing:
+        for number in range(4):
+            await failing.push(page(number), 1 if number == 3 else 2)
+            async with failing.take() as taken:
+                assert taken is not None
+                await taken.fail("404")
+    assert await queue.requeue_failed() == 4
+    urls: list[str] = []
+    for _ in range(4):
+        async with queue.take() as taken:
+            assert taken is not None
+            urls.append(taken.request.url)
+    assert urls == [page(number).url for number in (3, 0, 1, 2)]
+
+
 async def test_two_requeue_at_once(
     queue: RequestQueue, redis_url: str, redis: Any, name: str
 ) -> None:

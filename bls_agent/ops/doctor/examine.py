@@ -18,6 +18,7 @@ import anyio
 
 from bls_agent.connection.endpoint import RedisSource
 from bls_agent.connection.pool import ConnectionPool, find_endpoint
+from bls_agent.core.checks import check_seconds
 from bls_agent.core.errors import RedisRefusedError
 from bls_agent.core.keys import (
     KEYS,
@@ -25,7 +26,6 @@ from bls_agent.core.keys import (
     check_name,
     encode_key,
 )
-from bls_agent.core.settings import check_seconds
 from bls_agent.ops.doctor.reading import Kind, Look, kind_of, project_of
 from bls_agent.ops.doctor.report import Report
 from bls_agent.ops.doctor.rule import (

@@ -114,12 +114,14 @@ class CommandLists:
                 requests = [("LREM", key, 0, payload) for payload in payloads]
                 try:
                     replies = await connection.call_many(requests)
-                    copies = [checked_reply(one, self._control) for one in replies]
+                    for payload, reply in zip(payloads, replies, strict=True):
+                        if isinstance(reply, int):
+                            withdrawn += [Command.peek(payload)] * reply
+                    for reply in replies:
+                        checked_reply(reply, self._control)
                 except RedisUnavailableError as error:
                     error.ambiguous |= bool(withdrawn)
                     raise
-                for payload, count in zip(payloads, copies, strict=True):
-                    withdrawn += [Command.peek(payload)] * count
         return withdrawn
 
     async def settle_dead_letters(

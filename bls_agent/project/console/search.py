@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Final
 
+from bls_agent.core.checks import check_text
 from bls_agent.core.codec import encode, parse_timestamp
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.messages import Level, LogEntry
@@ -37,7 +38,8 @@ class LogFilter:
             too.
 
     Raises:
-        ConfigurationError: ``since`` or ``until`` has no time zone.
+        ConfigurationError: An attribute has another type, or ``since`` or ``until`` has
+            no time zone.
     """
 
     text: str = ""
@@ -48,10 +50,17 @@ class LogFilter:
     logger: str = ""
 
     def __post_init__(self) -> None:
-        """Check that the times can be compared with those of records."""
+        """Check that the attributes can be compared with those of records."""
+        for name in ("text", "replica", "logger"):
+            check_text(name, getattr(self, name))
+        if not isinstance(self.level, Level):  # pyright: ignore[reportUnnecessaryIsInstance] - untyped code
+            raise ConfigurationError("level", self.level, "a Level, such as Level.WARN")
         for name, moment in (("since", self.since), ("until", self.until)):
-            if moment is not None and moment.tzinfo is None:
-                raise ConfigurationError(name, moment, "a time with its zone")
+            if moment is None:
+                continue
+            zone: object = getattr(moment, "tzinfo", None)
+            if zone is None:
+                raise ConfigurationError(name, moment, "a datetime with its zone")
 
     def wants(self, entry: LogEntry) -> bool:
         """Return whether the filter selects this entry."""

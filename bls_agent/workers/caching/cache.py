@@ -13,10 +13,10 @@ import anyio
 from bls_agent.connection.access import Access, RedisOrAgent, Store
 from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.pool import ConnectionPool
+from bls_agent.core.checks import check_seconds
 from bls_agent.core.codec import encode
 from bls_agent.core.errors import ConfigurationError, WrongTypeError
 from bls_agent.core.keys import checked_reply
-from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.loop_thread import refuse_in_event_loop, wait_for
 from bls_agent.runtime.threads import is_coroutine_function
 from bls_agent.workers.caching.backend import Availability

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, cast
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.reconnect import Reminders
+from bls_agent.core.checks import check_count, check_seconds
 from bls_agent.core.codec import decode_object, encode_strictly, format_timestamp
 from bls_agent.core.errors import (
     ConfigurationError,
@@ -28,7 +29,6 @@ from bls_agent.core.errors import (
     WrongTypeError,
 )
 from bls_agent.core.keys import KEYS, checked_reply
-from bls_agent.core.settings import check_seconds
 from bls_agent.workers.caching.key import Arguments, MisfitError, qualified_name
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -123,9 +123,7 @@ class Policy:
         if self.ttl * 1000 < 1:
             rule = "Redis counts in milliseconds"
             raise ConfigurationError("ttl", self.ttl, rule)
-        if self.size_limit < LEAST_SIZE:
-            rule = f"at least {LEAST_SIZE} bytes"
-            raise ConfigurationError("size_limit", self.size_limit, rule)
+        check_count("size_limit", self.size_limit, least=LEAST_SIZE, most=2**40)
 
     @cached_property
     def expiry(self) -> tuple[Argument, ...]:

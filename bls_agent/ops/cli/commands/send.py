@@ -12,6 +12,7 @@ import anyio
 from typer import Argument, Option
 
 from bls_agent.console import Console
+from bls_agent.core.checks import check_seconds
 from bls_agent.core.codec import decode, decode_object
 from bls_agent.core.errors import (
     BlsError,
@@ -19,7 +20,6 @@ from bls_agent.core.errors import (
     NoOutcomeError,
     UnknownProjectError,
 )
-from bls_agent.core.settings import check_seconds
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import (
     Exit,

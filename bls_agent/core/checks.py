@@ -1,0 +1,56 @@
+"""Checks of arguments that are no settings. No I/O.
+
+Each function raises ConfigurationError with the name of the argument, its value and the
+rule.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, cast
+
+from bls_agent.core.errors import ConfigurationError
+
+LARGEST: Final = 100_000_000
+
+
+def check_seconds(name: str, value: object, rule: str = "more than 0 seconds") -> float:
+    """Return a time limit: a number above 0 that is not infinite."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < cast("float", value) < math.inf:
+        raise ConfigurationError(name, value, rule)
+    return cast("float", value)
+
+
+def check_wait(name: str, value: object) -> float:
+    """Return a time to wait: a number of 0 or more, also infinite."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not cast("float", value) >= 0:
+        raise ConfigurationError(name, value, "0 seconds or more")
+    return cast("float", value)
+
+
+def check_count(
+    name: str, value: object, *, least: int = 1, most: int = LARGEST
+) -> int:
+    """Return an integer within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        remedy = "Convert it with int()." if isinstance(value, str) else ""
+        raise ConfigurationError(name, value, "it must be an integer", remedy)
+    if not least <= value <= most:
+        raise ConfigurationError(name, value, f"it must be from {least:,} to {most:,}")
+    return value
+
+
+def check_text(name: str, value: object) -> str:
+    """Return a value that is a text."""
+    if not isinstance(value, str):
+        raise ConfigurationError(name, value, "a text")
+    return value
+
+
+def refuse_text(name: str, value: object) -> None:
+    """Refuse one text where several texts are expected."""
+    if isinstance(value, str | bytes):
+        remedy = f"Pass [{value!r}]."
+        raise ConfigurationError(name, value, "several texts, not a single one", remedy)
