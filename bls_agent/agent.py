@@ -28,6 +28,7 @@ from anyio.abc import TaskStatus
 
 from bls_agent.connection.endpoint import Endpoint, RedisSource
 from bls_agent.connection.reconnect import show_log
+from bls_agent.core.checks import check_text, check_wait
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import check_name
 from bls_agent.core.redaction import Redactor
@@ -45,7 +46,8 @@ from bls_agent.project.commands.router import (
     Middleware,
     Router,
     Unset,
-    name_of,
+    choose_name,
+    refuse_argument,
 )
 from bls_agent.project.log.log import Log, LogStream
 from bls_agent.project.messages import Command, Level, Status
@@ -178,9 +180,7 @@ class ProjectAgent:
             ConfigurationError: ``status`` is none of the four statuses, or ``reason``
                 is not a text. The status is not changed.
         """
-        if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
-            raise ConfigurationError("reason", reason, "a text")
-        self._state.set_status(Status.of(status), reason)
+        self._state.set_status(Status.of(status), check_text("reason", reason))
         session = self._open_session()
         if session is not None:
             session.status.changed()
@@ -218,15 +218,14 @@ class ProjectAgent:
         """
 
         def register(handler: Callable[P, R], /) -> Callable[P, R]:
-            name = (
-                function if isinstance(function, str) else name_of(handler, "command")
-            )
+            name = choose_name("command", function, handler)
             call = self._as_coroutine(handler)
             self._state.router.add(name, handler, call, timeout=timeout)
             return handler
 
         if callable(function):
             return register(function)
+        refuse_argument("command", function)
         return cast("CommandDecorator", register)
 
     def _as_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -297,9 +296,7 @@ class ProjectAgent:
         """
 
         def register(check: C, /) -> C:
-            name = function
-            if not isinstance(name, str):
-                name = name_of(check, "health_check")
+            name = choose_name("health_check", function, check)
             self._state.checks.add(
                 HealthCheck(
                     name=name,
@@ -313,6 +310,7 @@ class ProjectAgent:
 
         if callable(function):
             return register(function)
+        refuse_argument("health_check", function)
         return cast("HealthCheckDecorator", register)
 
     async def invoke(
@@ -360,6 +358,7 @@ class ProjectAgent:
         """
         self._detach_gone()
         delivery, session = self._state.stream.delivery, self._open_session()
+        check_wait("timeout", timeout)
         with anyio.move_on_after(timeout + 0.5):  # the agent's event loop may hang
             if session is None:
                 return await delivery.flush(timeout)
@@ -537,7 +536,7 @@ class ProjectAgent:
         """
         from bls_agent.project.agent_thread import AgentThread  # noqa: PLC0415 - few programs need the module
 
-        return AgentThread(self, lambda: self._settings.read().shutdown_timeout)
+        return AgentThread(self, self._settings.read, self._open_session)
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncGenerator[None]:  # noqa: ARG002 - Starlette passes it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Literal, cast
 from uuid import UUID
+from weakref import WeakSet
 
 import anyio
 import orjson
@@ -36,6 +38,36 @@ from bls_agent.core.redaction import REDACTED
 from bls_agent.core.settings import Mode
 from bls_agent.project.commands.router import CallNext
 from tests.harness import eventually, records
+
+
+class Token:
+    """An argument that can be watched."""
+
+
+async def test_the_arguments_of_a_plain_function_that_raises_are_freed(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """At once, without a collection of cycles."""
+    agent, alive = ProjectAgent(project, redis=redis_url), WeakSet[Token]()
+
+    @agent.middleware
+    async def add(context: CommandContext, call_next: CallNext) -> object:
+        token = Token()
+        alive.add(token)
+        return await call_next(replace(context, args={"token": token}))
+
+    @agent.command
+    def load(token: object) -> None:
+        raise ValueError
+
+    gc.disable()
+    try:
+        async with agent:
+            assert (await console.call(project, "load")).kind is OutcomeKind.FAILED
+            await console.call(project, "ping")
+            assert not alive
+    finally:
+        gc.enable()
 
 
 class Speed(Enum):

@@ -6,13 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent import Console, ProjectAgent, SyncConsole
+from bls_agent import Console, ProjectAgent, Reject, SyncConsole
 from tests.harness import records, status_of
 from tests.programs import run_python
 
@@ -159,7 +160,23 @@ async def gives_much() -> str:
     return "货" * 1_000_000
 
 
+@dataclass
+class OutOfStockError(Reject):
+    """Does not call the constructor of its base."""
+
+    sku: str
+
+
+class Doubtful:
+    """Has no truth value, as an array."""
+
+    def __bool__(self) -> bool:
+        raise ValueError
+
+
 HANDLERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "rejects without a reason": (raising_in_loop(OutOfStockError("茶")), "rejected"),
+    "rejects with doubt": (raising(Reject("x", Doubtful())), "rejected"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     "base exception": (raising_in_loop(Stranger("x")), "failed"),
     "base exception, plain": (raising(Stranger("x")), "failed"),
     "generator exit": (raising_in_loop(GeneratorExit()), "failed"),

@@ -342,6 +342,29 @@ def test_a_handler_that_blocks_the_loop(
     assert console.status(project) is Status.OFFLINE
 
 
+def test_a_block_inside_of_another_agents_handler_waits_for_its_end(
+    redis_url: str, console: SyncConsole, project: str
+) -> None:
+    """Its records and its last status are written when the block has ended."""
+    service = ProjectAgent(project, redis=redis_url)
+    job = ProjectAgent(f"{project}-夜间", redis=redis_url)
+    seen: list[object] = []
+
+    @service.command
+    def nightly() -> None:
+        for number in range(3):
+            with job.in_thread():
+                job.log.info("works", number=number)
+            with SyncConsole(redis_url) as own:
+                seen.append(own.status(job.project))
+
+    with service.in_thread():
+        assert console.call(project, "nightly").succeeded
+    assert seen == [Status.OFFLINE] * 3
+    found = [entry.metadata["number"] for entry in console.logs(job.project)]
+    assert found == [0, 1, 2]
+
+
 def test_nothing_that_a_task_raises_ends_the_thread(
     redis_url: str, console: SyncConsole, project: str
 ) -> None:

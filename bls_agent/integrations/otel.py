@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
+from weakref import WeakKeyDictionary
 
 import bls_agent
 from bls_agent.agent import ProjectAgent
@@ -28,7 +29,12 @@ from bls_agent.sync_console import SyncConsole
 try:
     from opentelemetry import context as contexts, metrics, trace
     from opentelemetry.context import Context
-    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.metrics import (
+        CallbackOptions,
+        Meter,
+        MeterProvider,
+        Observation,
+    )
     from opentelemetry.trace import (
         Link,
         Span,
@@ -84,11 +90,11 @@ def instrument(
         ConfigurationError: ``target`` is neither an agent nor a console, or it is
             instrumented already.
     """
-    instruments = _Instruments(tracer_provider, meter_provider)
     if isinstance(target, ProjectAgent):
         state = state_of(target)
         if any(isinstance(one, _CommandObserver) for one in state.observers.all):
             raise _instrumented(target)
+        instruments = _Instruments(tracer_provider, meter_provider)
         state.observers.add(_CommandObserver(target.project, instruments))
         state.stream.trace_of_caller = _trace_of_caller
         return
@@ -98,6 +104,7 @@ def instrument(
     tracing = tracing_of(target)
     if tracing.tracer is not untraced:
         raise _instrumented(target)
+    instruments = _Instruments(tracer_provider, meter_provider)
     tracing.tracer = partial(_sending, instruments)
 
 
@@ -131,18 +138,37 @@ class _Instruments:
         self.sent = meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Commands that were sent."
         )
-        # Counted here and read when metrics are collected, because recording a value in
-        # a metric for each command costs as much time as a span.
-        self.consumed: Counter[tuple[tuple[str, str], ...]] = Counter()
+        self.consumed = _consumed_of(meter_provider, meter)
+
+
+_Consumed: TypeAlias = Counter[tuple[tuple[str, str], ...]]
+# Maps a meter provider, or this module's ``metrics`` for the global one, to the counts.
+_CONSUMED: Final[WeakKeyDictionary[object, _Consumed]] = WeakKeyDictionary()
+
+
+def _consumed_of(given: MeterProvider | None, meter: Meter) -> _Consumed:
+    """Return the counts of taken commands, which all agents of a provider share.
+
+    The SDK keeps only the first callback of a counter. The commands are counted here and
+    read when metrics are collected, because recording a value in a metric for each
+    command costs as much time as a span.
+    """
+    is_global = given is None or given is metrics.get_meter_provider()
+    provider = metrics if is_global else given
+    if provider not in _CONSUMED:
+        counts: _Consumed = Counter()
+
+        def observe(_: CallbackOptions) -> list[Observation]:
+            return [Observation(n, dict(each)) for each, n in counts.copy().items()]
+
         meter.create_observable_counter(
             "messaging.client.consumed.messages",
-            [self._observe_consumed],
+            [observe],
             "{message}",
             "Commands that were taken.",
         )
-
-    def _observe_consumed(self, _: CallbackOptions) -> list[Observation]:
-        return [Observation(n, dict(each)) for each, n in self.consumed.copy().items()]
+        _CONSUMED[provider] = counts
+    return _CONSUMED[provider]
 
 
 def _operation(name: str, project: str) -> dict[str, str]:

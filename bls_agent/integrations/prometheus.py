@@ -15,6 +15,7 @@ from functools import partial
 from itertools import accumulate, pairwise, product
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
+from weakref import finalize
 
 import bls_agent
 from bls_agent.agent import ProjectAgent
@@ -254,6 +255,7 @@ class AgentCollector(Collector):
                 recorder = _CommandRecorder(bounds, state.router)
                 self._recorders[source] = recorder
                 state.observers.add(recorder)
+                finalize(self, state.observers.remove, recorder)
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics of these sources without values, for the registry."""

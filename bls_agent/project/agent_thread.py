@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
+from bls_agent.core.checks import check_wait
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.core.redaction import redact_traceback
-from bls_agent.project.log.log import CURRENT_COMMAND
 from bls_agent.project.stats import AgentStats
 from bls_agent.runtime.batch_writer import Flushed
 from bls_agent.runtime.loop_thread import (
@@ -24,6 +24,9 @@ from bls_agent.runtime.loop_thread import (
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from bls_agent.core.settings import Settings
+    from bls_agent.project.session import AgentSession
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -68,9 +71,15 @@ class AgentThread:
     installs no signal handler.
     """
 
-    def __init__(self, agent: _Agent, shutdown_timeout: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        agent: _Agent,
+        read_settings: Callable[[], Settings],
+        open_session: Callable[[], AgentSession | None],
+    ) -> None:
         self._agent = agent
-        self._shutdown_timeout = shutdown_timeout
+        self._read_settings = read_settings
+        self._open_session = open_session
         self._patience = 0.0
         self._thread: LoopThread | None = None
 
@@ -90,7 +99,7 @@ class AgentThread:
             raise ConfigurationError(
                 "agent", self._agent.project, rule, "Leave it first."
             )
-        self._patience = self._shutdown_timeout() + LEAVE_GRACE
+        self._patience = self._read_settings().shutdown_timeout + LEAVE_GRACE
         thread = LoopThread(f"bls-agent {self._agent.project}")
         try:
             thread.start()
@@ -123,6 +132,7 @@ class AgentThread:
             ConfigurationError: The calling thread runs an event loop.
         """
         refuse_in_event_loop("flush", "'await agent.flush()'")
+        check_wait("timeout", timeout)
         thread = self._running()
         if thread is not None:
             flushing = thread.begin(self._agent.flush, timeout)
@@ -147,6 +157,8 @@ class AgentThread:
                 event loop.
         """
         refuse_in_event_loop("ready", "'await agent.ready()'")
+        if timeout is not None:
+            check_wait("timeout", timeout)
         thread = self._running()
         if thread is None:
             raise ConfigurationError("agent", repr(self), "the agent must be open")
@@ -193,9 +205,10 @@ class AgentThread:
         errors = [] if error is None else [error]
         closing = thread.begin(self._exit, errors)
         deadline = time.monotonic() + patience + hurry
-        # If a handler calls this method, closing would wait for that handler forever.
-        if thread.is_here or CURRENT_COMMAND.get().id:
-            self._let_go(thread, closing, deadline)
+        # If a handler of this agent calls this method, closing would wait for that
+        # handler for ever.
+        if self._is_inside(thread):
+            self._let_go(thread, closing, deadline=0.0)
             return
         try:
             wait_for(closing, patience)
@@ -211,16 +224,24 @@ class AgentThread:
             finally:
                 self._let_go(thread, closing, deadline)
 
+    def _is_inside(self, thread: LoopThread) -> bool:
+        """Whether the caller runs in the agent's event loop, or is one of its handlers."""
+        session = self._open_session()
+        is_handler = session is not None and session.dispatcher.caller is not None
+        return thread.is_here or is_handler
+
     def _let_go(
         self, thread: LoopThread, closing: Future[None], deadline: float
     ) -> None:
-        """Let the thread end after the agent is closed. Log if one of the two fails."""
+        """Let the thread end after the agent is closed. Log if one of the two fails.
+
+        Wait for the end of the thread until the deadline, or not at all for 0.
+        """
         thread.stop_after(closing)
         self._thread = None
         atexit.unregister(self._close_at_exit)
         left = deadline - time.monotonic()
-        waits = not (thread.is_here or CURRENT_COMMAND.get().id)
-        if waits and not thread.join(min(max(left, 0.05), 0.5)):
+        if deadline and not thread.join(min(max(left, 0.05), 0.5)):
             logger.warning(
                 "%s: a handler does not let go of the agent's thread, which is left "
                 "behind",

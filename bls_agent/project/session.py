@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -26,6 +27,7 @@ from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.reconnect import Reminders
 from bls_agent.core.backoff import Backoff
+from bls_agent.core.checks import check_wait
 from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
@@ -40,7 +42,7 @@ from bls_agent.project.commands.dispatcher import (
 )
 from bls_agent.project.commands.pausing import IntakeSwitch
 from bls_agent.project.commands.runner import CommandRunner
-from bls_agent.project.log.log import LogSink
+from bls_agent.project.log.log import CURRENT_COMMAND, NO_COMMAND, LogSink
 from bls_agent.project.messages import Level, Status
 from bls_agent.project.receive.blocking import BlockingReceiver
 from bls_agent.project.receive.compat import AutoReceiver, CompatReceiver
@@ -265,7 +267,9 @@ class AgentSession:
         logger.info("%s: %s", self._state.project, text)
 
     def start(self) -> None:
-        task = start_background(self.run, f"bls-agent {self._state.project}")
+        context = copy_context()  # of no command, also if a handler opens this agent
+        context.run(CURRENT_COMMAND.set, NO_COMMAND)
+        task = start_background(self.run, f"bls-agent {self._state.project}", context)
         task.add_done_callback(self._on_task_done)
         self._task = task
 
@@ -356,6 +360,8 @@ class AgentSession:
         Raises RedisUnavailableError if no status was written within ``timeout``
         seconds.
         """
+        if timeout is not None:
+            check_wait("timeout", timeout)
         with anyio.move_on_after(timeout):
             await self.call(self.status.published.wait)
         if not self.status.written:

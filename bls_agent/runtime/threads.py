@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from bls_agent.connection.after_fork import exit_if_child, register
+from bls_agent.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import asyncio
@@ -51,6 +52,9 @@ class HandlerThreads:
         return self._pool.stuck
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        if not callable(function):
+            raise ConfigurationError("function", repr(function), "a function")
+
         async def call(*values: Any, **arguments: Any) -> Any:
             return await self.run(partial(function, *values, **arguments))
 
@@ -73,8 +77,12 @@ class HandlerThreads:
             if not call.done.is_set():
                 call.abandoned = True
                 call.pool.stuck += 1
-        if call.error is not None:
-            raise call.error
+        error, call.error = call.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it would keep this frame, and so the arguments, in memory
         return call.result
 
     def _finished(self, call: _Call) -> None:

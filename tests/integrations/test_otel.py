@@ -246,6 +246,26 @@ async def test_attributes_and_metrics_have_the_names_of_the_conventions(
     assert SECRET not in repr(metrics)
 
 
+async def test_all_agents_and_consoles_of_a_provider_are_counted(
+    redis_url: str, project: str, telemetry: Telemetry
+) -> None:
+    """Also after a console, and after a call with a wrong target."""
+    agents = [ProjectAgent(f"{project}-{name}", redis=redis_url) for name in "甲乙"]
+    async with Console(redis_url) as console:
+        with pytest.raises(ConfigurationError):
+            telemetry.instrument("订单系统")
+        for target in (console, *agents):
+            telemetry.instrument(target)
+        for agent in agents:
+            async with agent:
+                assert (
+                    await console.call(agent.project, "ping", create=True)
+                ).succeeded
+    points = telemetry.metrics()["messaging.client.consumed.messages"]
+    counts = {one.attributes["messaging.destination.name"]: one.value for one in points}
+    assert counts == {f"{agent.project}_控制": 1 for agent in agents}
+
+
 @pytest.mark.parametrize(
     "fields",
     [

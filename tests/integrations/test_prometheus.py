@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import re
@@ -48,6 +49,15 @@ def scrape(*collectors: AgentCollector) -> Values:
             labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
             values[f"{sample.name}{{{labels}}}"] = sample.value
     return values
+
+
+def test_a_collector_that_is_gone_counts_no_more() -> None:
+    """A collector for each scrape does not make commands slower and slower."""
+    agent = ProjectAgent("订单系统")
+    for _ in range(20):
+        scrape(AgentCollector(agent))
+    gc.collect()
+    assert not state_of(agent).observers.all
 
 
 async def test_commands(redis_url: str, project: str) -> None:

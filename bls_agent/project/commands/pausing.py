@@ -30,6 +30,7 @@ from typing import Final
 import anyio
 
 from bls_agent.connection.connection import Connection
+from bls_agent.core.checks import check_text
 from bls_agent.core.codec import JSONObject, cut_text
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError, Reject
 from bls_agent.core.settings import BUILTINS, PAUSING
@@ -168,7 +169,7 @@ class IntakeSwitch:
 
     async def pause(self, reason: str = "") -> None:
         """Take no more commands. Return when the receiver has stopped taking them."""
-        self._enter(IntakeState.PAUSED, reason)
+        self._enter(IntakeState.PAUSED, check_text("reason", reason))
         await self._follow_state()
 
     def resume(self) -> None:
@@ -180,6 +181,7 @@ class IntakeSwitch:
 
         Return false if the agent was paused, resumed or closed meanwhile.
         """
+        check_text("reason", reason)
         run = self._dispatcher.caller
         self._drains.append(run)
         try:

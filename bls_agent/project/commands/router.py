@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
+from bls_agent.core.checks import check_seconds
 from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import (
     ArgumentError,
@@ -22,7 +23,6 @@ from bls_agent.core.errors import (
     UnknownCommandError,
 )
 from bls_agent.core.keys import check_name
-from bls_agent.core.settings import check_seconds
 from bls_agent.project.commands.arguments import (
     NOT_KNOWN,
     Fields,
@@ -290,9 +290,18 @@ def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     return resolve_hints(name, parameters, getattr(target, "__globals__", {}))
 
 
-def name_of(function: Callable[..., Any], kind: str) -> str:
-    """Return the default name of a handler: the name of its function."""
-    name = getattr(function, "__name__", None)
+def refuse_argument(kind: str, argument: object) -> None:
+    """Refuse an argument of a decorator that is neither a function nor a name."""
+    if argument is not None and not isinstance(argument, str):
+        rule = "a function or a name"
+        remedy = "Write options by name, and the decorator below @classmethod."
+        raise ConfigurationError(kind, repr(argument), rule, remedy)
+
+
+def choose_name(kind: str, name: object, function: Callable[..., Any]) -> str:
+    """Return the given name of a handler, by default the name of its function."""
+    if not isinstance(name, str):
+        name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         rule = "a function without a name is registered with one"
         remedy = f'Write agent.{kind}("name")(function).'

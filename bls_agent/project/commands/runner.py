@@ -8,7 +8,14 @@ import threading
 import time
 import types
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -34,6 +41,7 @@ from bls_agent.project.log.log import (
     CurrentCommand,
     Log,
     LogStream,
+    as_text,
     describe_error,
 )
 from bls_agent.project.messages import (
@@ -441,9 +449,14 @@ def _failure(error: BaseException) -> _End:
     fields: dict[str, Any] = {"type": type(error).__name__}
     match error:
         case Reject():
-            fields = {"type": "Reject", "message": error.reason}
-            if error.details:
-                fields["details"] = error.details
+            # A subclass may lack both attributes, and an array has no truth value.
+            reason = getattr(error, "reason", None)
+            details = getattr(error, "details", ())
+            fields = {"type": "Reject", "message": reason}
+            if reason is None:
+                fields["message"] = as_text(error)
+            if not isinstance(details, Mapping | Sequence | None) or details:
+                fields["details"] = details
             return OutcomeKind.REJECTED, None, fields
         case ArgumentError():
             fields |= {"message": str(error), "fields": error.fields}

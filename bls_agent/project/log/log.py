@@ -136,7 +136,7 @@ class LogStream:
             return
         self._nesting.depth = depth + 1
         try:
-            text = message if type(message) is str else _as_text(message)
+            text = message if type(message) is str else as_text(message)
             if values:
                 text, metadata = _fill_in(text, values, metadata)
             if self.trace_of_caller is not None:
@@ -300,7 +300,7 @@ def _fill_in(
         return text, {"arguments": values, **metadata}
 
 
-def _as_text(message: object) -> str:
+def as_text(message: object) -> str:
     try:
         return str(message)
     except KeyboardInterrupt:
@@ -314,7 +314,7 @@ def describe_error(error: BaseException, *, frames: int = 20) -> dict[str, str]:
 
     The traceback has only the last ``frames`` frames.
     """
-    fields = {"type": type(error).__name__, "message": cut_text(_as_text(error), 2_000)}
+    fields = {"type": type(error).__name__, "message": cut_text(as_text(error), 2_000)}
     try:
         lines = traceback.format_exception(
             type(error), error, error.__traceback__, limit=-frames, chain=True
