@@ -24,7 +24,7 @@ from bls_agent.project.status.intake import (
     intake_key,
     read_reports,
 )
-from bls_agent.testing import Delay, FaultProxy
+from bls_agent.testing import Delay
 from tests.harness import (
     PASSWORD,
     History,
@@ -37,6 +37,7 @@ from tests.harness import (
     status_of,
     url_with_rights,
 )
+from tests.kit import Cut, Direction, FaultProxy
 
 MODES = ["auto", "blocking", "compat", "reliable"]
 in_each_mode = pytest.mark.parametrize("mode", MODES)
@@ -182,12 +183,25 @@ async def test_a_pause_reaches_an_agent_whose_only_slot_is_held_by_a_thread(
         try:
             paused = await console.call(project, "pause", timeout=5)
             assert paused.result["intake"] == "paused"
+            with anyio.move_on_after(0.3) as waiting:
+                await agent.drain()
+            assert waiting.cancelled_caught
+            assert agent.stats().intake == "draining"
         finally:
             release.set()
+        assert await agent.drain()
 
 
-async def test_a_drain_that_is_ended_by_resume_is_rejected(
-    redis_url: str, redis: Redis, console: Console, project: str
+@pytest.mark.parametrize(
+    ("command", "state"), [("resume", "open"), ("pause", "paused")]
+)
+async def test_a_drain_that_is_ended_by_another_command_is_rejected(
+    redis_url: str,
+    redis: Redis,
+    console: Console,
+    project: str,
+    command: str,
+    state: str,
 ) -> None:
     """Also while a handler holds every slot; a method of the agent returns false."""
     agent = ProjectAgent(project, redis=redis_url)
@@ -208,10 +222,12 @@ async def test_a_drain_that_is_ended_by_resume_is_rejected(
         tasks.start_soon(drain)
         tasks.start_soon(drain_here)
         await eventually(lambda: agent.stats().intake == "draining")
-        await console.call(project, "resume")
+        await console.call(project, command)
         await eventually(lambda: len(results) == 2)
         door.open.set()
-    text = "before it was empty, the agent became open"
+        await eventually(lambda: agent.stats().commands_running == 0)
+        assert agent.stats().intake == state
+    text = f"before it was empty, the agent became {state}"
     assert sorted(results, key=str) == [False, text]
 
 
@@ -508,6 +524,45 @@ async def test_what_redis_does_not_take_back_is_run(
         assert await agent.drain()
         assert history.handled == history.pushed[:3]
     await history.check(admin, project)
+
+
+async def test_what_redis_may_have_taken_back_is_not_run(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """The reply is lost: a prefetched command that is also in the queue runs once."""
+    history = History()
+    async with FaultProxy(own_server.url) as link:
+        agent = ProjectAgent(project, redis=link.url, prefetch=3)
+        history.attach(agent)
+        door = Door(agent)
+        await admin.rpush(f"{project}_控制", command_bytes(7, "hold"))
+        for _ in range(2):
+            await history.push(admin, project)
+        async with agent:
+            await eventually(lambda: door.entered == 7)
+            await eventually(lambda: has_length(admin, project, 0))
+            link.arm(Cut(direction=Direction.REPLIES, command="LPUSH"))
+            await agent.pause()
+            assert link.fired
+            assert agent.stats().outcomes == {"cancelled": 2}
+            assert await history.waiting(admin, project) == history.pushed
+            agent.resume()
+            door.open.set()
+            await eventually(lambda: history.handled == history.pushed)
+    await history.check(admin, project)
+
+
+async def test_how_long_a_report_is_valid(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Half a minute, so that a killed process is not shown as paused for longer."""
+    async with opened(redis_url, project) as agent:
+        await agent.pause()
+        await eventually(lambda: is_there(redis, intake_key(project)))
+        (report,) = await redis.hvals(intake_key(project))
+        now = (await redis.time())[0]
+        assert now + 20 < orjson.loads(report)["until"] / 1000 <= now + 31
+        assert 20_000 < await redis.pttl(intake_key(project)) <= 30_000
 
 
 def test_a_report_that_has_expired_or_cannot_be_read_is_left_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import signal
 import threading
 from collections import Counter
@@ -225,7 +226,8 @@ async def test_restart_under_the_same_name(own_server: DevServer, admin: Redis) 
     async with agent:
         await eventually(lambda: (2, 1) in seen)
         names: list[Any] = await admin.hkeys(LISTS)
-        assert sum(inflight("a~").encode() in name for name in names) == 1
+        suffixes = [name.decode().removeprefix(inflight("a")) for name in names]
+        assert sum(bool(re.fullmatch("~[0-9a-f]{8}", one)) for one in suffixes) == 1
         await eventually(lambda: (1, 2) in seen)
     async with agent:
         await eventually(lambda: _owns(admin, "a"))
@@ -292,7 +294,7 @@ async def test_its_own_back_at_once_when_the_lease_is_over(
 
 
 async def test_skip(own_server: DevServer, admin: Redis) -> None:
-    """With on_redelivery="skip" it is not started again: one abandoned record."""
+    """With on_redelivery="skip" it is not started again, also if it is sent again."""
     await admin.rpush(CONTROL, command_bytes(7))
     await die_holding(own_server, admin, "victim", 1)
     history = History()
@@ -303,9 +305,12 @@ async def test_skip(own_server: DevServer, admin: Redis) -> None:
         await eventually(lambda: drained(admin))
         await agent.flush()
         found = (await records(admin, PROJECT))[-1]
-    assert found["metadata"]["commandId"] == "cmd-7"
-    assert found["metadata"]["command"] == "mark"
-    assert found["level"] == "error"
+        assert found["metadata"]["commandId"] == "cmd-7"
+        assert found["metadata"]["command"] == "mark"
+        assert found["level"] == "error"
+        await admin.rpush(CONTROL, command_bytes(7))
+        both = {"abandoned": 1, "duplicate": 1}
+        await eventually(lambda: agent.stats().outcomes == both)
     assert not history.handled
 
 
@@ -869,13 +874,16 @@ async def test_a_cancelled_one_goes_back_and_counts(
         await anyio.sleep_forever()
 
     await admin.rpush(CONTROL, b'{"id":"1","command":"hold"}', b'{"command":"other"}')
+    await admin.rpush(DEAD, *(b"%d" % number for number in range(1_000)))
     for delivery in (1, 2, 3):
         async with agent:
             await eventually(lambda: deliveries[-1:] == [delivery])  # noqa: B023 - now
         assert not await admin.exists(LISTS, owner("a"))
     assert deliveries == [1, 2, 3]
     assert await admin.lrange(CONTROL, 0, -1) == [b'{"command":"other"}']
-    assert await admin.lrange(DEAD, 0, -1) == [b'{"id":"1","command":"hold"}']
+    assert await admin.lrange(DEAD, -1, -1) == [b'{"id":"1","command":"hold"}']
+    assert await admin.llen(DEAD) == 1_000
+    assert not await admin.exists(DELIVERIES)
     assert agent.stats().outcomes == {"cancelled": 3, "dead_lettered": 1}
 
 

@@ -17,8 +17,10 @@ from bls_agent.devserver import DevServer
 from tests.harness import (
     cut_connections,
     eventually,
+    needs_selectors,
     records,
     status_of,
+    url_with_rights,
 )
 
 
@@ -165,6 +167,21 @@ async def test_another_type_is_left_alone(
     assert await redis.lrange(key, 0, -1) == [b"somebody's data"]
     said = [r for r in caplog.records if "another type" in r.getMessage()]
     assert len(said) == 1
+
+
+@needs_selectors
+async def test_another_type_is_left_alone_by_a_user_who_may_not_read(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Redis refuses SET with GET, so the agent looks at the type before its first SET."""
+    key = f"{project}_项目状态"
+    await admin.rpush(key, "somebody's data")
+    rules = ("+@all", "~*控制*", "~bls_agent*", f"%W~{key}")
+    url = await url_with_rights(admin, own_server, *rules)
+    async with ProjectAgent(project, redis=url) as agent:
+        await eventually(lambda: agent.stats().status_failures > 0)
+        agent.set_status(Status.ERROR)
+    assert await admin.lrange(key, 0, -1) == [b"somebody's data"]
 
 
 async def test_out_of_memory_keeps_the_status_alive(project: str) -> None:

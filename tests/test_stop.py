@@ -7,6 +7,7 @@ import math
 import random
 import time
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import pytest
@@ -173,6 +174,46 @@ async def test_prefetched_commands_go_back_in_order(
         await started.wait()
         assert len(await history.waiting(redis, project)) == 3
     assert await history.waiting(redis, project) == list(range(10))
+
+
+async def test_a_cancelled_handler_has_time_to_clean_up(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """A quarter of a second is enough, and the outcome is written afterwards."""
+    agent = ProjectAgent(project, redis=redis_url, shutdown_timeout=0.1)
+    started, cleaned = anyio.Event(), False
+
+    @agent.command
+    async def work() -> None:
+        nonlocal cleaned
+        started.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.25)
+            cleaned = True
+
+    await redis.rpush(f"{project}_控制", b'{"command":"work"}')
+    async with agent:
+        await started.wait()
+    assert cleaned
+    assert agent.stats().outcomes == {"cancelled": 1}
+    assert (await records(redis, project))[-1]["metadata"]["outcome"] == "cancelled"
+
+
+@pytest.mark.parametrize("mode", ["blocking", "compat", "reliable"])
+async def test_closing_does_not_wait_for_a_redis_that_is_away(
+    own_server: DevServer, project: str, mode: Any
+) -> None:
+    """With no handler it takes about a second, and not the ten of shutdown_timeout."""
+    async with ProjectAgent(project, redis=own_server.url, mode=mode) as agent:
+        await agent.ready(5)
+        own_server.kill()
+        agent.log.info("said while Redis is away")
+        await eventually(lambda: not any(agent.stats().connections.values()))
+        began = time.perf_counter()
+    assert time.perf_counter() - began < 4
 
 
 @pytest.mark.parametrize("freeze", [False, True], ids=["killed", "frozen"])
