@@ -147,6 +147,13 @@ class Slotted:
     _hidden: int = 1
 
 
+def cyclic_point() -> Point:
+    """Make a data class that holds itself."""
+    point = Point(None)
+    point.x = [point]
+    return point
+
+
 class Silent:
     def __repr__(self) -> str:
         msg = "no"
@@ -262,6 +269,7 @@ ODD: dict[str, tuple[Callable[[], object], object]] = {
         lambda: SlottedChild(1, x=2**64),
         {"a": 1, "x": str(2**64)},
     ),
+    "cyclic data class": (cyclic_point, {"x": ["<cycle>"]}),
     "twice is no cycle": (twice, [{"1": "a"}, [{"1": "a"}]]),
 }
 
