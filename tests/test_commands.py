@@ -70,6 +70,21 @@ async def test_the_arguments_of_a_plain_function_that_raises_are_freed(
         gc.enable()
 
 
+async def test_plain_functions_that_follow_each_other_share_a_thread(
+    redis_url: str, console: Console, project: str
+) -> None:
+    agent, threads = ProjectAgent(project, redis=redis_url), set[threading.Thread]()
+
+    @agent.command
+    def work() -> None:
+        threads.add(threading.current_thread())
+
+    async with agent:
+        for _ in range(20):
+            assert (await console.call(project, "work")).succeeded
+    assert len(threads) == 1
+
+
 class Speed(Enum):
     FAST = "fast"
     SAFE = "safe"

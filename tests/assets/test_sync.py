@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +29,8 @@ from bls_agent.assets import (
     SyncReport,
     SyncStep,
 )
-from bls_agent.assets.library import PORTION
 from bls_agent.devserver import DevServer
 from tests.assets.memory_source import MemorySource, manifest
-from tests.engines import ClusterTopology
 from tests.harness import eventually
 from tests.kit import Cut, Direction, FaultProxy, Late
 from tests.programs import run_python
@@ -403,27 +400,6 @@ async def test_a_deposed_one_writes_nothing(
     assert asset.version == "1.0.0"
     assert await admin.get(OWNER) == b"another"
     assert await commit_of(sync) == commit
-
-
-async def test_a_lease_that_ended_ends_the_run_on_a_cluster() -> None:
-    """The event loop was blocked: no part is written after the lease has ended.
-
-    On a cluster no script checks the token, so that only the synchronisation does.
-    """
-    names = [f"a{number}" for number in range(PORTION + 50)]
-    source = MemorySource({f"{name}.yaml": manifest(name) for name in names})
-
-    def block(step: SyncStep) -> None:
-        if step.phase == "write":
-            time.sleep(0.6)
-
-    async with (
-        ClusterTopology() as topology,
-        AssetSync(topology.url, source, lease=0.4, on_progress=block) as sync,
-    ):
-        report = await sync.run()
-        assert "lease is lost" in report.reason
-        assert len(await sync.library.list()) == PORTION
 
 
 async def test_the_lease_is_renewed(

@@ -19,7 +19,7 @@ from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.blocking import BlockingConnection
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.orphans import OrphanedConnection
+from bls_agent.connection.orphans import OrphanedConnection, OrphanedConnections
 from bls_agent.devserver import DevServer
 from tests.harness import (
     PASSWORD,
@@ -31,7 +31,7 @@ from tests.harness import (
     status_of,
     url_with_rights,
 )
-from tests.kit import Cut, FaultProxy, Hold, Rate
+from tests.kit import Cut, Direction, FaultProxy, Hold, Lose, Rate
 
 
 async def test_a_cancelled_read_stays_owed(
@@ -179,6 +179,30 @@ async def test_a_read_is_repeated_once_after_a_loss(own_server: DevServer) -> No
         with pytest.raises(RedisUnavailableError):
             await connection.call("GET", "键")
         await connection.aclose()
+
+
+async def test_a_read_is_not_repeated_after_its_deadline(own_server: DevServer) -> None:
+    """Its caller has waited long enough."""
+    async with FaultProxy(own_server.url, seed=1) as proxy:
+        connection = Connection(Endpoint.of(proxy.url), "test", timeout=0.5)
+        await connection.call("SET", "键", "wert")
+        proxy.arm(Lose(command="GET", direction=Direction.REPLIES))
+        with pytest.raises(RedisUnavailableError) as caught:
+            await connection.read("GET", "键")
+        assert caught.value.kind == "timeout"
+        await connection.aclose()
+
+
+def test_at_most_eight_lost_connections_are_remembered() -> None:
+    """The oldest are forgotten; those that were put back are all kept."""
+    remembered = OrphanedConnections()
+    server = Endpoint.of("redis://127.0.0.1:1")
+    lost = [OrphanedConnection(number, "", server) for number in range(12)]
+    for one in lost:
+        remembered.add(one)
+    assert remembered.waiting == lost[4:]
+    remembered.restore(lost[:4])
+    assert remembered.waiting == lost
 
 
 async def test_a_read_is_not_repeated_after_a_close(own_server: DevServer) -> None:

@@ -8,7 +8,13 @@ import pytest
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.reconnect import REMIND_EVERY, ThrottledLog
+from bls_agent.connection.reconnect import (
+    REMIND_EVERY,
+    ReconnectGate,
+    ThrottledLog,
+    wait_after_failure,
+)
+from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     RedisRefusedError,
     RedisUnavailableError,
@@ -28,6 +34,49 @@ class Clock:
 def of_package(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Leave out what asyncio says of the garbage of other tests."""
     return [one for one in caplog.records if one.name.startswith("bls_agent.")]
+
+
+class Pauses(Backoff):
+    """Writes down which pauses are asked for, and grants none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[bool, bool]] = []  # permanent, longest
+
+    def failed(self, *, permanent: bool = False, longest: bool = False) -> float:
+        self.asked.append((permanent, longest))
+        return 0.0
+
+
+async def test_a_key_of_another_type_has_the_long_pauses_of_a_refusal() -> None:
+    """Somebody has to change the key first; an outage ends without that."""
+    pauses = Pauses()
+    for error in (
+        WrongTypeError("订单系统_控制", "list"),
+        RedisRefusedError("no_permission", "NOPERM"),
+        RedisUnavailableError("timeout", "no reply"),
+    ):
+        await wait_after_failure(error, "no commands", pauses, ThrottledLog(Clock()))
+    assert pauses.asked == [(True, False), (True, False), (False, False)]
+
+
+async def test_a_refused_password_has_the_longest_pause() -> None:
+    """A server may lock a user out who tries too often."""
+    pauses = Pauses()
+    gate = ReconnectGate(pauses)
+    errors = [
+        RedisRefusedError("auth", "WRONGPASS", connecting=True),
+        RedisRefusedError("no_permission", "NOPERM", connecting=True),
+        RedisUnavailableError("connection", "refused", connecting=True),
+    ]
+
+    async def fail() -> None:
+        raise errors[len(pauses.asked)]
+
+    for error in errors:
+        with pytest.raises(type(error)):
+            await gate.enter(fail)
+    assert pauses.asked == [(True, True), (True, False), (False, False)]
 
 
 def test_a_state_of_the_server_is_said_once_for_all_parts(

@@ -339,6 +339,8 @@ def test_how_long_a_request_may_take() -> None:
     assert pace.time_for(100) == 1.0
     size = int(4 * FAST)
     assert pace.time_for(size) == pytest.approx(4.0)
+    pace.learn(size, None)
+    assert pace.time_for(int(FAST)) == pytest.approx(4.0)
     for _ in range(9):
         pace.learn(size, None)
     assert pace.time_for(int(3 * SLOWEST)) == pytest.approx(3.0)

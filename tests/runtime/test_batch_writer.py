@@ -148,6 +148,38 @@ async def test_the_next_full_batch_is_made_while_the_answer_is_awaited() -> None
     assert buffer.stats().delivered == 3 * BATCH_ITEMS
 
 
+async def test_a_small_buffer_keeps_what_may_be_dropped() -> None:
+    """The next batch is not made ahead, because its items could not be dropped."""
+    buffer: BoundedBuffer[Item] = BoundedBuffer(3 * BATCH_ITEMS, 100_000_000, 1)
+    delivery, notebook = BatchWriter(buffer), Notebook()
+    notebook.answer = anyio.sleep_forever
+    for number in range(3 * BATCH_ITEMS):
+        delivery.put(Item(number))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(delivery.run, notebook, Backoff())
+        await a_few_cycles()
+        assert (len(notebook.batches), notebook.prepared) == (1, 1)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_batch_that_a_later_run_sends_again_may_be_there_twice() -> None:
+    """The first write may still be executed, although the batch was not found."""
+    buffer: BoundedBuffer[Item] = BoundedBuffer(100, 100_000_000, 1)
+    delivery, notebook = BatchWriter(buffer), Notebook()
+    notebook.answer = anyio.sleep_forever
+    delivery.put(Item(1))
+    for answer in (anyio.sleep_forever, anyio.lowlevel.checkpoint):
+        notebook.answer = answer
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(delivery.run, notebook, Backoff())
+            await a_few_cycles()
+            if answer is not anyio.sleep_forever:
+                assert await delivery.flush(5.0)
+            tasks.cancel_scope.cancel()
+    assert notebook.batches == [[1], [1]]
+    assert (delivery.resent, delivery.maybe_repeated) == (1, 1)
+
+
 @dataclass
 class Faulty(Notebook):
     """A sink with a fault of ours: it cannot cope with some of the numbers."""

@@ -27,6 +27,7 @@ from bls_agent.runtime.lease import (
     ValueLease,
     is_dead,
     own_mark,
+    valid_until,
 )
 from tests.programs import Program, run_python
 
@@ -473,15 +474,27 @@ async def test_a_lease_is_kept_until_it_is_lost(
     assert not lease.valid
 
 
+@pytest.mark.parametrize(("ttl", "safe"), [(1.0, 0.9), (10.0, 9.0), (60.0, 59.0)])
+def test_a_lease_is_given_up_before_the_server_ends_it(ttl: float, safe: float) -> None:
+    """A tenth of its time, at most a second."""
+    assert valid_until(100.0, ttl) == pytest.approx(100.0 + safe)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
 async def test_a_request_that_comes_behind_the_end_takes_nothing(
-    own_connection: Connection, own_server: DevServer, admin: Redis
+    own_connection: Connection, own_server: DevServer, admin: Redis, cancelled: bool
 ) -> None:
-    """Its reply got lost, and the lease was given back meanwhile."""
+    """Its reply got lost or was not waited for, and the lease was given back meanwhile."""
     lease = Lease(own_connection, KEY, 10)
     await own_connection.open()
     own_server.freeze()
-    with pytest.raises(RedisUnavailableError):
-        await lease.acquire()
+    if cancelled:
+        with anyio.move_on_after(0.1) as scope:
+            await lease.acquire()
+        assert scope.cancelled_caught
+    else:
+        with pytest.raises(RedisUnavailableError):
+            await lease.acquire()
     own_server.thaw()
     token = lease.token
     await lease.give_back()

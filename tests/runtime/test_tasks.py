@@ -9,7 +9,27 @@ import threading
 import anyio
 import pytest
 
-from bls_agent.runtime.tasks import ThreadSafeEvent
+from bls_agent.runtime.tasks import ThreadSafeEvent, cancel, start_background
+
+
+async def test_cancel_returns_when_the_task_has_ended() -> None:
+    """Also if the task needs some time to clean up."""
+    cleaned = False
+
+    async def work() -> None:
+        nonlocal cleaned
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.05)
+            cleaned = True
+
+    task = start_background(work, "test")
+    await anyio.sleep(0)
+    await cancel(task)
+    assert cleaned
+    assert task.cancelled()
 
 
 async def test_raised_by_a_task_of_the_same_loop() -> None:
