@@ -297,7 +297,7 @@ class Console(Store):
         missing fields.
 
         Raises:
-            ConfigurationError: ``limit`` is less than 1.
+            ConfigurationError: ``limit`` is not an integer above 0.
             WrongTypeError: The control key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
@@ -504,7 +504,7 @@ class Console(Store):
         Fewer records are returned if they are very long (about 16 MiB together).
 
         Raises:
-            ConfigurationError: ``limit`` is less than 1.
+            ConfigurationError: ``limit`` is not an integer above 0.
             WrongTypeError: The key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
@@ -528,7 +528,7 @@ class Console(Store):
 
         Raises:
             ConfigurationError: ``before`` is not from an earlier page, or ``limit`` is
-                less than 1.
+                not an integer above 0.
             WrongTypeError: The key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
@@ -551,7 +551,7 @@ class Console(Store):
 
         Raises:
             ConfigurationError: ``before`` is not from an earlier search, or ``limit`` is
-                less than 1.
+                not an integer above 0.
             WrongTypeError: The key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """

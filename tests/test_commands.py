@@ -40,51 +40,6 @@ from bls_agent.project.commands.router import CallNext
 from tests.harness import eventually, records
 
 
-class Token:
-    """An argument that can be watched."""
-
-
-async def test_the_arguments_of_a_plain_function_that_raises_are_freed(
-    redis_url: str, console: Console, project: str
-) -> None:
-    """At once, without a collection of cycles."""
-    agent, alive = ProjectAgent(project, redis=redis_url), WeakSet[Token]()
-
-    @agent.middleware
-    async def add(context: CommandContext, call_next: CallNext) -> object:
-        token = Token()
-        alive.add(token)
-        return await call_next(replace(context, args={"token": token}))
-
-    @agent.command
-    def load(token: object) -> None:
-        raise ValueError
-
-    gc.disable()
-    try:
-        async with agent:
-            assert (await console.call(project, "load")).kind is OutcomeKind.FAILED
-            await console.call(project, "ping")
-            assert not alive
-    finally:
-        gc.enable()
-
-
-async def test_plain_functions_that_follow_each_other_share_a_thread(
-    redis_url: str, console: Console, project: str
-) -> None:
-    agent, threads = ProjectAgent(project, redis=redis_url), set[threading.Thread]()
-
-    @agent.command
-    def work() -> None:
-        threads.add(threading.current_thread())
-
-    async with agent:
-        for _ in range(20):
-            assert (await console.call(project, "work")).succeeded
-    assert len(threads) == 1
-
-
 class Speed(Enum):
     FAST = "fast"
     SAFE = "safe"
@@ -961,3 +916,49 @@ async def test_a_worker_that_dies_while_no_slot_is_free_is_replaced(
         finally:
             released.set()
         assert (await console.call(project, "ping")).succeeded
+
+
+class Token:
+    """An argument that can be watched."""
+
+
+async def test_the_arguments_of_a_plain_function_that_raises_are_freed(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """At once, without a collection of cycles."""
+    agent, alive = ProjectAgent(project, redis=redis_url), WeakSet[Token]()
+
+    @agent.middleware
+    async def add(context: CommandContext, call_next: CallNext) -> object:
+        token = Token()
+        alive.add(token)
+        return await call_next(replace(context, args={"token": token}))
+
+    @agent.command
+    def load(token: object) -> None:
+        raise ValueError
+
+    gc.disable()
+    try:
+        async with agent:
+            assert (await console.call(project, "load")).kind is OutcomeKind.FAILED
+            await console.call(project, "ping")
+            assert not alive
+    finally:
+        gc.enable()
+
+
+async def test_plain_functions_that_follow_each_other_share_a_thread(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """A thread that is free takes the next call; no command starts one more."""
+    agent, threads = ProjectAgent(project, redis=redis_url), set[threading.Thread]()
+
+    @agent.command
+    def work() -> None:
+        threads.add(threading.current_thread())
+
+    async with agent:
+        for _ in range(20):
+            assert (await console.call(project, "work")).succeeded
+    assert len(threads) == 1

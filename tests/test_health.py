@@ -52,30 +52,6 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
-async def test_a_check_of_an_agent_that_a_command_has_opened_belongs_to_no_command(
-    redis_url: str, redis: Redis, console: Console, project: str
-) -> None:
-    """The supervisor's command has ended; its id is not in the tenant's records."""
-    supervisor = ProjectAgent(project, redis=redis_url)
-    tenant = ProjectAgent(f"{project}-租户", redis=redis_url)
-
-    @supervisor.command
-    async def start() -> None:
-        await tenant.__aenter__()
-
-    @tenant.health_check
-    def check() -> None:
-        tenant.log.info("checked")
-
-    async with supervisor:
-        assert (await console.call(project, "start")).succeeded
-        await eventually(lambda: tenant.stats().logs_delivered > 0)
-        await tenant.aclose()
-    (found, *_) = await records(redis, tenant.project)
-    assert found["message"] == "checked"
-    assert "commandId" not in found["metadata"]
-
-
 def shows(redis: Redis, project: str, status: Status) -> Callable[[], Any]:
     async def look() -> bool:
         return await status_of(redis, project) == status.value
@@ -595,3 +571,27 @@ async def test_a_secret_of_a_failing_check_stays_here(
     assert "redacted" in told
     assert "look" in caplog.text  # the traceback
     assert "hunter2-canary" not in told + caplog.text
+
+
+async def test_a_check_of_an_agent_that_a_command_has_opened_belongs_to_no_command(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """The supervisor's command has ended; its id is not in the tenant's records."""
+    supervisor = ProjectAgent(project, redis=redis_url)
+    tenant = ProjectAgent(f"{project}-租户", redis=redis_url)
+
+    @supervisor.command
+    async def start() -> None:
+        await tenant.__aenter__()
+
+    @tenant.health_check
+    def check() -> None:
+        tenant.log.info("checked")
+
+    async with supervisor:
+        assert (await console.call(project, "start")).succeeded
+        await eventually(lambda: tenant.stats().logs_delivered > 0)
+        await tenant.aclose()
+    (found, *_) = await records(redis, tenant.project)
+    assert found["message"] == "checked"
+    assert "commandId" not in found["metadata"]

@@ -481,17 +481,25 @@ async def is_shown_as_paused(console: Console, project: str) -> bool:
     return bool(await console.intakes([project]))
 
 
+async def held(
+    admin: Redis, url: str, project: str, *, behind: int
+) -> tuple[ProjectAgent, History, Door]:
+    """Make an agent that will prefetch commands behind one that waits at the door."""
+    history = History()
+    agent = ProjectAgent(project, redis=url, prefetch=behind + 1)
+    history.attach(agent)
+    door = Door(agent)
+    await admin.rpush(f"{project}_控制", command_bytes(7, "hold"))
+    for _ in range(behind):
+        await history.push(admin, project)
+    return agent, history, door
+
+
 async def test_a_pause_that_is_cancelled_puts_the_prefetched_commands_back(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
     """Redis answers later: they are in the queue, and not reported as cancelled."""
-    history = History()
-    agent = ProjectAgent(project, redis=own_server.url, prefetch=8)
-    history.attach(agent)
-    door = Door(agent)
-    await admin.rpush(f"{project}_控制", command_bytes(7, "hold"))
-    for _ in range(3):
-        await history.push(admin, project)
+    agent, history, door = await held(admin, own_server.url, project, behind=3)
     async with agent:
         await eventually(lambda: door.entered == 7)
         await admin.client_pause(2_500)
@@ -509,13 +517,7 @@ async def test_what_redis_does_not_take_back_is_run(
 ) -> None:
     """Without the right to LPUSH the prefetched commands are run, each once."""
     url = await url_with_rights(admin, own_server, "~*", "+@all", "-lpush")
-    history = History()
-    agent = ProjectAgent(project, redis=url, prefetch=8)
-    history.attach(agent)
-    door = Door(agent)
-    await admin.rpush(f"{project}_控制", command_bytes(7, "hold"))
-    for _ in range(3):
-        await history.push(admin, project)
+    agent, history, door = await held(admin, url, project, behind=3)
     async with agent:
         await eventually(lambda: door.entered == 7)
         await agent.pause()
@@ -530,14 +532,8 @@ async def test_what_redis_may_have_taken_back_is_not_run(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
     """The reply is lost: a prefetched command that is also in the queue runs once."""
-    history = History()
     async with FaultProxy(own_server.url) as link:
-        agent = ProjectAgent(project, redis=link.url, prefetch=3)
-        history.attach(agent)
-        door = Door(agent)
-        await admin.rpush(f"{project}_控制", command_bytes(7, "hold"))
-        for _ in range(2):
-            await history.push(admin, project)
+        agent, history, door = await held(admin, link.url, project, behind=2)
         async with agent:
             await eventually(lambda: door.entered == 7)
             await eventually(lambda: has_length(admin, project, 0))

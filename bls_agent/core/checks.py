@@ -1,4 +1,4 @@
-"""Checks of arguments that are no settings. No I/O.
+"""Checks of arguments that are not settings. No I/O.
 
 Each function raises ConfigurationError with the name of the argument, its value and the
 rule.
@@ -7,27 +7,29 @@ rule.
 from __future__ import annotations
 
 import math
-from typing import Final, cast
+from typing import Final, TypeGuard
 
 from bls_agent.core.errors import ConfigurationError
 
-LARGEST: Final = 100_000_000
+LARGEST: Final = 100_000_000  # limit of a count that has no limit of its own
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_seconds(name: str, value: object, rule: str = "more than 0 seconds") -> float:
     """Return a time limit: a number above 0 that is not infinite."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < cast("float", value) < math.inf:
+    if not _is_number(value) or not 0 < value < math.inf:
         raise ConfigurationError(name, value, rule)
-    return cast("float", value)
+    return value
 
 
 def check_wait(name: str, value: object) -> float:
     """Return a time to wait: a number of 0 or more, also infinite."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not cast("float", value) >= 0:
+    if not _is_number(value) or not value >= 0:  # not "value < 0", because of NaN
         raise ConfigurationError(name, value, "0 seconds or more")
-    return cast("float", value)
+    return value
 
 
 def check_count(

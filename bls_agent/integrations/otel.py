@@ -149,9 +149,9 @@ _CONSUMED: Final[WeakKeyDictionary[object, _Consumed]] = WeakKeyDictionary()
 def _consumed_of(given: MeterProvider | None, meter: Meter) -> _Consumed:
     """Return the counts of taken commands, which all agents of a provider share.
 
-    The SDK keeps only the first callback of a counter. The commands are counted here and
-    read when metrics are collected, because recording a value in a metric for each
-    command costs as much time as a span.
+    The agents share them, because the SDK keeps only the first callback of a counter. A
+    callback reads them, because recording a value for each command costs as much time as
+    a span.
     """
     is_global = given is None or given is metrics.get_meter_provider()
     provider = metrics if is_global else given

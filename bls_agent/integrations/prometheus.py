@@ -255,6 +255,7 @@ class AgentCollector(Collector):
                 recorder = _CommandRecorder(bounds, state.router)
                 self._recorders[source] = recorder
                 state.observers.add(recorder)
+                # The agent may live longer than this collector.
                 finalize(self, state.observers.remove, recorder)
 
     def describe(self) -> Iterable[Metric]:

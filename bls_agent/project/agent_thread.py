@@ -208,7 +208,7 @@ class AgentThread:
         # If a handler of this agent calls this method, closing would wait for that
         # handler for ever.
         if self._is_inside(thread):
-            self._let_go(thread, closing, deadline=0.0)
+            self._let_go(thread, closing)
             return
         try:
             wait_for(closing, patience)
@@ -222,7 +222,8 @@ class AgentThread:
                     closing = thread.begin(self._exit, errors)
                     wait_for(closing, hurry)
             finally:
-                self._let_go(thread, closing, deadline)
+                self._let_go(thread, closing)
+                self._join(thread, closing, deadline - time.monotonic())
 
     def _is_inside(self, thread: LoopThread) -> bool:
         """Whether the caller runs in the agent's event loop, or is one of its handlers."""
@@ -230,18 +231,15 @@ class AgentThread:
         is_handler = session is not None and session.dispatcher.caller is not None
         return thread.is_here or is_handler
 
-    def _let_go(
-        self, thread: LoopThread, closing: Future[None], deadline: float
-    ) -> None:
-        """Let the thread end after the agent is closed. Log if one of the two fails.
-
-        Wait for the end of the thread until the deadline, or not at all for 0.
-        """
+    def _let_go(self, thread: LoopThread, closing: Future[None]) -> None:
+        """Let the thread end after the agent is closed, without waiting."""
         thread.stop_after(closing)
         self._thread = None
         atexit.unregister(self._close_at_exit)
-        left = deadline - time.monotonic()
-        if deadline and not thread.join(min(max(left, 0.05), 0.5)):
+
+    def _join(self, thread: LoopThread, closing: Future[None], left: float) -> None:
+        """Wait for the end of the thread. Log if the thread or the closing fails."""
+        if not thread.join(min(max(left, 0.05), 0.5)):
             logger.warning(
                 "%s: a handler does not let go of the agent's thread, which is left "
                 "behind",

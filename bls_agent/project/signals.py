@@ -76,20 +76,20 @@ class _Receiver:
                     await cancel(task)
 
     async def _run(self) -> None:
-        before = _read_handlers()
-        handlers = before
+        before = ours = _read_handlers()
         try:
             with anyio.open_signal_receiver(*SIGNALS) as signals:
-                handlers = _read_handlers()
-                in_child = _SignalHandlers(handlers)
-                register(in_child)
+                ours = _read_handlers()
+                in_child = _SignalHandlers(ours)
+                register(in_child)  # keeps a weak reference
                 async for number in signals:
                     for session in self._sessions:
                         _obey(session, number)
         finally:
             for number, handler in before.items():
-                # A handler that the event loop has called cannot be set again.
-                if handler is not None and handler != handlers[number]:
+                # Python cannot set a handler of C code (None) again, nor one that the
+                # event loop calls: all handlers of an event loop look the same.
+                if handler is not None and handler != ours[number]:
                     signal.signal(number, handler)
 
 

@@ -122,13 +122,20 @@ async def test_a_slow_write_makes_the_next_batch_smaller(
         assert notebook.numbers() == list(range(800))
 
 
+def unanswered(
+    most: int, *, items: int
+) -> tuple[BoundedBuffer[Item], BatchWriter[Item], Notebook]:
+    """Make a writer with items in its buffer, and a sink whose writes do not end."""
+    buffer: BoundedBuffer[Item] = BoundedBuffer(most, 100_000_000, 1)
+    delivery = BatchWriter(buffer)
+    for number in range(items):
+        delivery.put(Item(number))
+    return buffer, delivery, Notebook(answer=anyio.sleep_forever)
+
+
 async def test_the_next_full_batch_is_made_while_the_answer_is_awaited() -> None:
     """What is made ahead counts as in flight, keeps its place, and survives a break."""
-    buffer: BoundedBuffer[Item] = BoundedBuffer(100_000, 100_000_000, 1)
-    delivery, notebook = BatchWriter(buffer), Notebook()
-    notebook.answer = anyio.sleep_forever
-    for number in range(3 * BATCH_ITEMS):
-        delivery.put(Item(number))
+    buffer, delivery, notebook = unanswered(100_000, items=3 * BATCH_ITEMS)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(delivery.run, notebook, Backoff())
         await a_few_cycles()
@@ -150,11 +157,7 @@ async def test_the_next_full_batch_is_made_while_the_answer_is_awaited() -> None
 
 async def test_a_small_buffer_keeps_what_may_be_dropped() -> None:
     """The next batch is not made ahead, because its items could not be dropped."""
-    buffer: BoundedBuffer[Item] = BoundedBuffer(3 * BATCH_ITEMS, 100_000_000, 1)
-    delivery, notebook = BatchWriter(buffer), Notebook()
-    notebook.answer = anyio.sleep_forever
-    for number in range(3 * BATCH_ITEMS):
-        delivery.put(Item(number))
+    _, delivery, notebook = unanswered(3 * BATCH_ITEMS, items=3 * BATCH_ITEMS)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(delivery.run, notebook, Backoff())
         await a_few_cycles()
@@ -164,19 +167,18 @@ async def test_a_small_buffer_keeps_what_may_be_dropped() -> None:
 
 async def test_a_batch_that_a_later_run_sends_again_may_be_there_twice() -> None:
     """The first write may still be executed, although the batch was not found."""
-    buffer: BoundedBuffer[Item] = BoundedBuffer(100, 100_000_000, 1)
-    delivery, notebook = BatchWriter(buffer), Notebook()
-    notebook.answer = anyio.sleep_forever
-    delivery.put(Item(1))
-    for answer in (anyio.sleep_forever, anyio.lowlevel.checkpoint):
-        notebook.answer = answer
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(delivery.run, notebook, Backoff())
-            await a_few_cycles()
-            if answer is not anyio.sleep_forever:
-                assert await delivery.flush(5.0)
-            tasks.cancel_scope.cancel()
-    assert notebook.batches == [[1], [1]]
+    _, delivery, notebook = unanswered(100, items=1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(delivery.run, notebook, Backoff())
+        await a_few_cycles()
+        tasks.cancel_scope.cancel()
+    notebook.answer = anyio.lowlevel.checkpoint
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(delivery.run, notebook, Backoff())
+        await a_few_cycles()
+        assert await delivery.flush(5.0)
+        tasks.cancel_scope.cancel()
+    assert notebook.batches == [[0], [0]]
     assert (delivery.resent, delivery.maybe_repeated) == (1, 1)
 
 

@@ -452,9 +452,8 @@ def _failure(error: BaseException) -> _End:
             # A subclass may lack both attributes, and an array has no truth value.
             reason = getattr(error, "reason", None)
             details = getattr(error, "details", ())
-            fields = {"type": "Reject", "message": reason}
-            if reason is None:
-                fields["message"] = as_text(error)
+            message = as_text(error) if reason is None else reason
+            fields = {"type": "Reject", "message": message}
             if not isinstance(details, Mapping | Sequence | None) or details:
                 fields["details"] = details
             return OutcomeKind.REJECTED, None, fields

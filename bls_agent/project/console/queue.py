@@ -114,6 +114,7 @@ class CommandLists:
                 requests = [("LREM", key, 0, payload) for payload in payloads]
                 try:
                     replies = await connection.call_many(requests)
+                    # Redis may refuse only some of the requests.
                     for payload, reply in zip(payloads, replies, strict=True):
                         if isinstance(reply, int):
                             withdrawn += [Command.peek(payload)] * reply

@@ -56,10 +56,7 @@ class LogFilter:
         if not isinstance(self.level, Level):  # pyright: ignore[reportUnnecessaryIsInstance] - untyped code
             raise ConfigurationError("level", self.level, "a Level, such as Level.WARN")
         for name, moment in (("since", self.since), ("until", self.until)):
-            if moment is None:
-                continue
-            zone: object = getattr(moment, "tzinfo", None)
-            if zone is None:
+            if moment is not None and getattr(moment, "tzinfo", None) is None:
                 raise ConfigurationError(name, moment, "a datetime with its zone")
 
     def wants(self, entry: LogEntry) -> bool:
