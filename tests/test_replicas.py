@@ -412,6 +412,36 @@ async def test_copies_wait_while_no_handler_is_free(
     assert most == [1]
 
 
+async def test_an_inbox_that_nobody_reads_is_bounded(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """The newest 1,000 commands stay; the oldest are dropped."""
+    inbox = INBOX.format(project=project, instance="乙")
+    agent, deaf = (replica(project, redis_url, instance) for instance in "甲乙")
+    free = anyio.Event()
+
+    @deaf.command
+    async def mark(number: int) -> None:
+        del number
+        await free.wait()
+
+    @agent.command
+    async def tell() -> None: ...
+
+    async with deaf:
+        await redis.rpush(f"{project}_控制", command_bytes(0))
+        await eventually(lambda: deaf.stats().commands_running == 1)
+        async with agent:
+            await agent.ready(5)
+            await redis.rpush(inbox, *("{}" for _ in range(1_200)))
+            await redis.rpush(f"{project}_控制", b'{"command":"tell","broadcast":true}')
+            await eventually(lambda: agent.stats().outcomes == {"succeeded": 1})
+            assert await redis.llen(inbox) == 1_000
+            assert b"tell" in (await redis.lindex(inbox, -1) or b"")
+        await redis.delete(inbox)
+        free.set()
+
+
 @pytest.mark.parametrize("mode", ["compat", "reliable"])
 async def test_a_copy_is_nothing_to_trim(
     redis_url: str, redis: Redis, project: str, mode: str

@@ -143,20 +143,18 @@ class GitSource:
         """
         longest, abandoned = self._timeout * LONGEST, Event()
         try:
-            with anyio.fail_after(longest):
+            with anyio.move_on_after(longest):
                 result: _T = await self._threads.run(partial(function, abandoned))
+                return result
+            reason = f"it was not done within {longest:g} s"
         except SourceError:
             raise
-        except TimeoutError:
-            reason = f"it was not done within {longest:g} s"
         except HTTPUnauthorized:
             reason = "the user or the token is wrong, or missing"
         except NotGitRepository:
             reason = "there is no such repository, or no right to read it"
         except Exception as error:  # noqa: BLE001 - incomplete data may raise any error
             reason = f"{type(error).__name__}: {error}"[:500]
-        else:
-            return result
         finally:
             abandoned.set()
         for secret in {self._password, unquote(self._password)} - {""}:

@@ -38,7 +38,7 @@ from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.connection.scripts import WRITE_ASSET
 from bls_agent.core.backoff import Backoff
-from bls_agent.core.checks import check_count
+from bls_agent.core.checks import check_count, check_text
 from bls_agent.core.errors import (
     ConfigurationError,
     DecodeError,
@@ -118,9 +118,9 @@ class AssetLibrary(Store):
         """Return one asset, or ``None`` if the asset is missing or cannot be read.
 
         Raises:
-            ConfigurationError: The id is invalid.
+            ConfigurationError: The id is no text, or it is empty.
         """
-        key = KEYS["asset_metadata"].build(id=asset_id)
+        key = metadata_key(check_text("id", asset_id))
         try:
             pairs = pair(await self._read(key, "HGETALL"))
             return Asset.read(pairs) if pairs else None
@@ -163,8 +163,14 @@ class AssetLibrary(Store):
         ids = [one for one in map(read_text, members) if one not in indexed]
         reads = [("HMGET", metadata_key(one), *SUMMARY) for one in ids]
         hashes = await self.pool.read_many(reads) if reads else []
-        read = (one for one in hashes if not isinstance(one, RedisUnavailableError))
-        found = map(AssetSummary.of_fields, read)
+        found: _Summaries = []
+        for asset_id, reply in zip(ids, hashes, strict=True):
+            try:
+                checked = checked_reply(reply, metadata_key(asset_id))
+            except WrongTypeError as error:
+                self._throttled_log.warn(f"the asset {asset_id!r} is left out", error)
+            else:
+                found.append(AssetSummary.of_fields(checked))
         return [one for one in found if all(one[:4]) and one.id not in indexed]
 
     async def read_index(self) -> tuple[_Summaries, dict[str, DecodeError]]:

@@ -195,13 +195,12 @@ def _unclear(
 
     There are three cases for a broken file:
 
-    1. The file has the path of an unclaimed asset: this asset is kept.
+    1. Its id cannot be read: all unclaimed assets are kept, because the file may be the
+       moved manifest of any asset, also if another asset had this path before.
     2. The file contains the id of an unclaimed asset: this asset is kept.
-    3. The file has neither, and its id cannot be read: all unclaimed assets are kept,
-       because the file may be the moved and damaged manifest of any asset.
+    3. The file has the path of an unclaimed asset: this asset is kept.
     """
-    places = {one.path for one in known if one.id in unclaimed}
-    if any(not fault.id and fault.path not in places for fault in faults):
+    if not all(fault.id for fault in faults):
         return set(unclaimed)
     broken = {fault.path for fault in faults}
     named = {fault.id for fault in faults}

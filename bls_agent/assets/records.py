@@ -140,6 +140,7 @@ class SyncReport:
         total: Number of assets once the whole plan is executed; 0 without a plan.
         content: Hash of the files if the source is a folder under Git, because the
             files may differ from the commit. ``""`` for every other source.
+        base_path: The only folder that was read, ``""`` for all folders.
     """
 
     status: str
@@ -154,6 +155,7 @@ class SyncReport:
     source: str = ""
     total: int = 0
     content: str = ""
+    base_path: str = ""
 
     @classmethod
     def read(cls, payload: bytes) -> Self:

@@ -249,11 +249,15 @@ def check_branch(branch: str) -> str:
 def check_base_path(path: str) -> str:
     """Return the checked path of a folder, without slashes at both ends.
 
-    Raises ConfigurationError if the path leaves the root or is not written with ``/``.
+    Raises ConfigurationError if the path leaves the root, is not written with ``/``, or
+    has a hidden part, because hidden files are never read.
     """
     bare = check_text("base_path", path).strip("/")
     if bare and (UNFIT_PARTS & set(bare.split("/")) or "\\" in bare):
         rule = "it is a folder below the root, written with '/'"
+        raise ConfigurationError("base_path", path, rule)
+    if any(part.startswith(".") for part in bare.split("/")):
+        rule = "no part of it begins with '.', because hidden files are not read"
         raise ConfigurationError("base_path", path, rule)
     return bare
 

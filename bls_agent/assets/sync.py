@@ -294,12 +294,13 @@ class AssetSync:
         """
         state = await self.library.sync_state()
         head = await self.source.head()
-        if not force and _is_unchanged(state, head):
+        if not force and _is_unchanged(state, head, self.source.base_path):
             return SyncReport(status="unchanged", commit=head.commit)
         if lease is not None:
             await self._send([("HSET", STATE, "sync_status", "syncing")])
         plan = await self._plan(head, force=force)
-        report = replace(plan.report, content=head.content)
+        base_path = self.source.base_path
+        report = replace(plan.report, content=head.content, base_path=base_path)
         if lease is None:
             return report
         if plan.refusal:
@@ -433,12 +434,15 @@ async def _acquire(lease: Lease) -> bool:
         return True
 
 
-def _is_unchanged(state: SyncState, head: Head) -> bool:
-    content = state.report.content if state.report else ""
+def _is_unchanged(state: SyncState, head: Head, base_path: str) -> bool:
+    report = state.report or SyncReport(
+        status="complete"
+    )  # a peer's sync writes no report
     return (
         state.sync_status == "idle"
         and state.last_commit_sha == head.commit
-        and content == head.content
+        and report.content == head.content
+        and report.base_path == base_path
     )
 
 

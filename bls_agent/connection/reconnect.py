@@ -108,6 +108,7 @@ class ThrottledLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._reminders = Reminders(clock)
         self._weaker: set[str] = set()  # effects of missing rights, already logged
+        self._names_rights = False  # whether note_denied() looks for missing rights
         self.outage: Outage = Outage(clock)
         self.quiet: bool = False  # whether it logs nothing at all
 
@@ -125,11 +126,12 @@ class ThrottledLog:
             return self._say_now(f"type of {error.key}", "%s: %s", consequence, error)
         if not isinstance(error, RedisUnavailableError):
             return self._say_now(consequence, "%s: %s", consequence, error)
-        if error.kind == "moved":
-            return False  # no fault, because the request is sent to another node
-        if error.kind == "no_permission" and not error.connecting:
-            return False  # note_denied() has logged the right
-        if error.kind in _OF_REQUEST:
+        is_denied = error.kind == "no_permission" and not error.connecting
+        if error.kind == "moved" or (is_denied and self._names_rights):
+            # MOVED is no fault, because the request is sent to another node.
+            # note_denied() has logged the missing right.
+            return False
+        if is_denied or error.kind in _OF_REQUEST:
             topic = f"{consequence} {error.kind}"
             return self._say_now(topic, "%s: %s", consequence, error)
         if error.kind in _LOST:
@@ -144,7 +146,11 @@ class ThrottledLog:
     def note_denied(
         self, requests: Sequence[Request], replies: Sequence[Reply]
     ) -> None:
-        """Find missing rights in error replies; log the effect of each right once."""
+        """Find missing rights in error replies; log the effect of each right once.
+
+        After the first call, :meth:`warn` does not log missing rights.
+        """
+        self._names_rights = True
         for request, reply in zip(requests, replies, strict=False):
             if not isinstance(reply, RedisUnavailableError):
                 continue

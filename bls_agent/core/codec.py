@@ -32,6 +32,7 @@ _INT64: Final = (-(2**63), 2**64 - 1)
 # Bits of the largest integer that is written in digits, because str() of a larger one
 # may raise.
 _MAX_BITS: Final = 4_000
+_LARGEST: Final = int(sys.float_info.max)  # orjson refuses to read a larger integer
 _MAX_BYTES: Final = 65_536  # bytes of a bytes object that are written
 # Turns digits into 0 and other bytes into blanks, because a search for zeros is 20
 # times as fast as a regular expression. 19 digits may be too large for orjson.
@@ -139,6 +140,9 @@ def encode_strictly(name: str, value: object) -> bytes:
 def _refuse_lossy(value: object) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(value)
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        message = "an integer has at most 308 digits, because no parser reads more"
+        raise ValueError(message)
     inner: object = ()
     if isinstance(value, Mapping):
         items = cast("Mapping[object, object]", value)

@@ -31,7 +31,7 @@ from bls_agent.connection.scripts import (
     run_scripts,
 )
 from bls_agent.core.backoff import Backoff
-from bls_agent.core.codec import JSONObject, cut_text, decode, encode
+from bls_agent.core.codec import JSONObject, cut_text, encode
 from bls_agent.core.errors import (
     BlsError,
     ContractError,
@@ -83,9 +83,7 @@ class Held:
     def failed_entry(self, reason: str) -> bytes:
         """Encode the entry of the failed list for this request."""
         entry: JSONObject = {"request": None}
-        if self.request is not None:
-            entry["request"] = decode(self.body)
-        elif self.body:
+        if self.body and self.request is None:
             entry["raw_base64"] = b64encode(self.body).decode()
         entry |= {
             "reason": cut_text(redact(reason), REASON_BYTES),
@@ -94,7 +92,11 @@ class Held:
             "priority": self.priority,
             "member": self.member.decode("utf-8", "replace"),
         }
-        return encode(entry)
+        if self.request is None:
+            return encode(entry)
+        # The body is copied, because encode() would write a long integer as a text.
+        entry.pop("request")
+        return b'{"request":%b,%b' % (self.body, encode(entry)[1:])
 
 
 class Action(StrEnum):

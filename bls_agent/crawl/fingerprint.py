@@ -11,9 +11,9 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
-from ipaddress import ip_address
+from ipaddress import IPv6Address
 from typing import Any, Final, Protocol, Self, cast, runtime_checkable
 from urllib.parse import quote, quote_plus, unquote_to_bytes, urlsplit
 
@@ -300,7 +300,12 @@ def _resolve(path: str) -> str:
 
 def _host(host: str) -> str:
     if ":" in host:
-        return f"[{ip_address(host).compressed}]"
+        address = IPv6Address(host)
+        if address.ipv4_mapped is None:
+            return f"[{address.compressed}]"
+        # Since Python 3.13, ``compressed`` writes the last four bytes in decimal.
+        low, zone = int(address) & 0xFFFF_FFFF, address.scope_id
+        return f"[::ffff:{low >> 16:x}:{low & 0xFFFF:x}{f'%{zone}' if zone else ''}]"
     if host.isascii():
         return host
     try:
@@ -362,6 +367,17 @@ def _encoded(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else text
 
 
+def _plain(value: Any) -> Any:
+    """Return dataclasses as dicts with all their fields, also within other values."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value
+
+
 def item_fingerprint(item: object) -> str:
     """Return the fingerprint of an item, which is equal for equal items.
 
@@ -377,14 +393,13 @@ def item_fingerprint(item: object) -> str:
     Raises:
         ConfigurationError: The item cannot be written as JSON.
     """
-    if is_dataclass(item) and not isinstance(item, type):
-        item = asdict(item)
-    elif isinstance(item, Mapping):
-        item = dict(cast("Mapping[object, object]", item))
-    payload = encode_strictly("item", item)
     try:
-        payload = encode_sorted(decode(payload))
-    except TypeError as error:
+        if is_dataclass(item) and not isinstance(item, type):
+            item = _plain(item)
+        elif isinstance(item, Mapping):
+            item = dict(cast("Mapping[object, object]", item))
+        payload = encode_sorted(decode(encode_strictly("item", item)))
+    except (TypeError, RecursionError) as error:
         rule = f"it must be a value that JSON can hold ({error})"
         raise ConfigurationError("item", item, rule) from None
     return hashlib.sha256(payload).hexdigest()

@@ -11,7 +11,7 @@ from typing import ClassVar, Final, NamedTuple
 from bls_agent.connection.access import RedisOrAgent, Store
 from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.pool import ConnectionPool
-from bls_agent.core.codec import JSONObject, decode_object, encode
+from bls_agent.core.codec import JSONObject, decode_object, encode_strictly
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
 from bls_agent.core.keys import KEYS, checked_reply, escape_glob
 from bls_agent.crawl.fingerprint import CrawlRequest
@@ -117,7 +117,9 @@ class FailedRequest:
         with suppress(DecodeError):
             entry = decode_object(raw)
             if entry.get("request"):
-                request = CrawlRequest.decode(encode(entry["request"]))
+                request = CrawlRequest.decode(
+                    encode_strictly("request", entry["request"])
+                )
 
         def number(name: str) -> float:
             value = entry.get(name)

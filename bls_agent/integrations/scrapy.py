@@ -25,6 +25,7 @@ from bls_agent.core.errors import (
     BlsError,
     ConfigurationError,
     MissingExtraError,
+    RedisRefusedError,
     RedisUnavailableError,
 )
 from bls_agent.crawl.fingerprint import CrawlRequest
@@ -514,7 +515,8 @@ class CrawlScheduler(BaseScheduler):
                         held = await self._hand_out(taken)
             except BlsError as error:
                 self._throttled_log.warn("requests are not taken", error)
-                await asyncio.sleep(backoff.failed())
+                refused = isinstance(error, RedisRefusedError)
+                await asyncio.sleep(backoff.failed(permanent=refused))
 
     async def _hand_out(self, taken: TakenRequest) -> _Held | None:
         """Pass a request to Scrapy. Wait until the request may be acknowledged."""
@@ -551,7 +553,8 @@ class CrawlScheduler(BaseScheduler):
                 new = await self._queue.push(written, -request.priority, unique=unique)
             except RedisUnavailableError as error:
                 self._throttled_log.warn("requests are not queued", error)
-                await asyncio.sleep(backoff.failed())
+                refused = isinstance(error, RedisRefusedError)
+                await asyncio.sleep(backoff.failed(permanent=refused))
             except BlsError as error:
                 _log.error("%s is dropped: %s", request, error)
                 self._call_reactor(self._drop, request)

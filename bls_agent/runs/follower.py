@@ -28,6 +28,7 @@ from bls_agent.runs.events import (
 )
 from bls_agent.runs.gaps import (
     ResumePoint,
+    WriterLiveness,
     classify_jump,
     continues,
     fetch_evidence,
@@ -186,7 +187,8 @@ class Follower:
         self._seat: Seat | None = None  # ``None`` at first and while PAGING
         self._page_size = PageSize(most_bytes=PAGE_BYTES)
         self._outage: Outage | None = None
-        self._reported_loss: tuple[bytes, int] | None = None  # the last WriterLost
+        # the last WriterLost: its loss, and where the loss was seen
+        self._reported_loss: tuple[WriterLiveness, tuple[bytes, int]] | None = None
         self._ready: deque[Followed] = deque()  # items that were not returned yet
         self._has_waited = True  # whether other tasks could run since the last batch
 
@@ -497,10 +499,24 @@ class Follower:
             return self._finish() if cursor.existed else self._seek()
         if cursor.closes:
             return self._seek()
-        if liveness.loss not in (None, self._reported_loss):
-            self._reported_loss = liveness.loss
+        loss = liveness.loss
+        if loss is not None and self._is_news(liveness, loss):
+            self._reported_loss = liveness, loss
             return [WriterLost(self.run_id, cursor.id)]
         return Step.WAIT if topic.is_open else self._seek()
+
+    def _is_news(self, liveness: WriterLiveness, loss: tuple[bytes, int]) -> bool:
+        """Return whether a loss is another one than the loss that was reported last.
+
+        A later topic counts anew. There the same writer is lost again only if the topic
+        has seen its lease.
+        """
+        if self._reported_loss is None:
+            return True
+        where, reported = self._reported_loss
+        if where is liveness:
+            return loss != reported
+        return loss[0] != reported[0] or liveness.has_seen_lease
 
 
 def _is_before(cursor: Cursor, topic: RunTopic) -> bool:

@@ -255,10 +255,13 @@ class WriterLiveness:
     def loss(self) -> tuple[bytes, int] | None:
         """Token and count that identify a loss, so that each loss is reported once.
 
-        The token is needed because a follower may change to another topic, which counts
-        anew. ``None`` while no writer is lost.
+        ``None`` while no writer is lost.
         """
         return None if self.lost is None else (self.lost, self.returns)
+
+    @property
+    def has_seen_lease(self) -> bool:
+        return self._lease > 0
 
     def note_events(self) -> bool:
         """Record new events. Return whether to probe earlier than planned."""

@@ -351,6 +351,10 @@ class PendingEvent:
     was_cut: bool = False  # whether the data were too long and were shortened
     ends: bool = False  # whether it is the outcome of the run, or its ``system.close``
 
+    @property
+    def starts_run(self) -> bool:
+        return (self.category, self.action) == ("lifecycle", "started")
+
     def encode(self, limit: int) -> tuple[bytes, bool]:
         """Return the event's data as JSON, and whether they were shortened."""
         if self.shape is None:

@@ -354,6 +354,7 @@ class RunWriter:
             rule = "a writer is opened once"
             remedy = "Call store.run() again."
             raise ConfigurationError("run", self.run_id, rule, remedy)
+        _ = self._access.endpoint  # raises an error if BLS_REDIS_URL is wrong
         until = anyio.current_time() + self._access.timeout
         pool, keys = self._get_pool(), RunKeys(self.run_id)
         pool.users += 1

@@ -178,8 +178,6 @@ class WriterPool:
             shown: BlsError = error
             if error.kind == "wrong_type":
                 shown = error.__cause__ = await find_wrong_run_key(pool, keys)
-            elif error.kind == "no_permission":
-                shown = BlsError(str(error))
             if not error.connecting:
                 self._gate.throttled_log.warn("events of runs cannot be written", shown)
             elif pool.is_cluster:  # because open() does not wait on a cluster
@@ -212,6 +210,8 @@ class RunLease(LeaseState):
         self._keys = keys
         self._logged_lost = False
         self._backoff = Backoff(cap=CAP)
+        # Seconds between two renewals, which extend the TTL of the run, too.
+        self._pause = min(lease, pool.bounds.ttl) / RENEWALS
         self._task = start_background(self._keep, "bls-agent run lease")
 
     async def _keep(self) -> None:
@@ -253,13 +253,13 @@ class RunLease(LeaseState):
         else:
             self.refusal = LeaseHeldError(self.key, lease_reply.remaining, REMEDY)
         self.answered.set()
-        return math.inf if lease_reply.what == "ended" else self.ttl / RENEWALS
+        return math.inf if lease_reply.what == "ended" else self._pause
 
     def note_renewed(self, *, sent_at: float) -> None:
         """Record that the write of a batch has renewed the lease, too."""
         self.record_renewed(sent_at)
         self._log_regained()
-        self.due = anyio.current_time() + self.ttl / RENEWALS
+        self.due = anyio.current_time() + self._pause
 
     def finish(self) -> None:
         """Stop renewing the lease in this process, without a request to Redis."""
@@ -359,7 +359,9 @@ class RunWriterTask:
             kept = []
         limit, cut = self._pool.bounds.event_size_limit, 0
         merged = merge(kept, limit) if self._merges else kept
-        batch = _Batch([*warnings, *merged, *ends])
+        # The first event of a run is ``lifecycle.started``, also if others were dropped.
+        first = [one for one in merged[:1] if one.starts_run]
+        batch = _Batch([*first, *warnings, *merged[len(first) :], *ends])
         for event in batch:
             payload, was_cut = event.encode(limit)
             cut += was_cut

@@ -17,7 +17,7 @@ from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.connection.scripts import BEAT, END_LEASE
 from bls_agent.core.backoff import Backoff
-from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.runtime.lease import boot_seconds
 from bls_agent.runtime.tasks import ThreadSafeEvent, start_background
@@ -36,8 +36,6 @@ CAP: Final = 2.0  # longest pause in seconds while Redis is unreachable
 RETRY: Final = 1.0  # pause in seconds after an error in this package
 GRACE: Final = 0.5  # seconds that a removal may take in addition to ``timeout``
 REMOVALS: Final = 2  # attempts to remove heartbeats; the second uses a new connection
-
-_HOPELESS: Final = ("no_permission", "unknown_command", "refused")
 
 
 class HeartbeatWriter:
@@ -263,8 +261,7 @@ class HeartbeatWriter:
         return Backoff(base=CAP).failed(permanent=refused)
 
     def _log_failure(self, error: RedisUnavailableError) -> None:
-        shown = BlsError(str(error)) if error.kind in _HOPELESS else error
-        self._throttled_log.warn("heartbeats cannot be written", shown)
+        self._throttled_log.warn("heartbeats cannot be written", error)
 
 
 class _Writers:

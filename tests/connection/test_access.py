@@ -12,6 +12,12 @@ from bls_agent import ConfigurationError, ProjectAgent, RedisUnavailableError
 from bls_agent.connection.access import Access
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.scripts import (
+    PUT_TEXT,
+    TRIM_HEAD,
+    ScriptRun,
+    run_scripts,
+)
 from bls_agent.devserver import DevServer
 
 
@@ -44,6 +50,30 @@ def test_refused_at_construction() -> None:
             Access(wrong, "test")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="timeout"):
         Access("redis://127.0.0.1", "test", timeout=-1)
+
+
+async def test_scripts_of_which_some_were_executed(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If Redis dies before the others are sent, the error is ambiguous."""
+    access = Access(own_server.url, "test", timeout=0.5)
+    known: ScriptRun = (PUT_TEXT, ["键"], [60, "1"])
+    assert await run_scripts(access.pool, [known]) == [0]
+    call_many = access.pool.call_many
+
+    async def die_before_the_texts(asked: Sequence[Request]) -> list[Reply]:
+        if asked[0][0] == "EVAL":
+            own_server.kill()
+        return await call_many(asked)
+
+    monkeypatch.setattr(access.pool, "call_many", die_before_the_texts)
+    with pytest.raises(RedisUnavailableError) as caught:
+        await run_scripts(access.pool, [known, (TRIM_HEAD, ["列表"], ["1"])])
+    assert caught.value.ambiguous
+    with pytest.raises(RedisUnavailableError) as caught:
+        await run_scripts(access.pool, [known])
+    assert not caught.value.ambiguous
+    await access.aclose()
 
 
 async def test_many_requests_in_several_writes(own_server: DevServer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, cast
@@ -31,7 +31,7 @@ from bls_agent.connection.access import Access
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.blocking import BlockingConnection
 from bls_agent.connection.connection import Connection
-from bls_agent.connection.endpoint import Endpoint, RedisSource
+from bls_agent.connection.endpoint import Endpoint, RedisSource, Reply, Request
 from bls_agent.connection.faults import ends_connection, translate
 from bls_agent.connection.orphans import OrphanedConnection
 from bls_agent.connection.pool import KEPT
@@ -521,9 +521,13 @@ async def test_replicas_and_broadcasts(topology: ClusterTopology, project: str) 
 
 
 async def test_keys_of_one_slot_on_its_way(
-    topology: ClusterTopology, project: str
+    topology: ClusterTopology, project: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has not left is served; what is absent is refused, or waits for the move."""
+    """What has not left is served; what is absent is refused, or waits for the move.
+
+    A reply to a request that was executed is returned, even if the node hangs when the
+    other request is sent again.
+    """
     here, there = (f"{{{project}}}{name}" for name in ("here", "there"))
     slot = slot_of(here)
     source = topology.owner(slot)
@@ -545,6 +549,20 @@ async def test_keys_of_one_slot_on_its_way(
     assert (first, refused.kind, refused.ambiguous, last) == (3, "ask", False, 4)
     with pytest.raises(RedisUnavailableError, match=r"\(ask\)"):
         await connection.call("RPUSH", there, 0)
+
+    send_again = connection._send_again
+
+    async def send_to_a_frozen_node(asked: Sequence[Request]) -> list[Reply]:
+        source.freeze()
+        try:
+            return await send_again(asked)
+        finally:
+            source.thaw()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "_send_again", send_to_a_frozen_node)
+        found, failed = await connection.call_many([("LLEN", here), ("LLEN", there)])
+    assert (found, failed.kind, failed.ambiguous) == (4, "timeout", True)
     for _ in range(2):
         await waiting.post([("LLEN", there), ("LLEN", here)])
         with pytest.raises(RedisUnavailableError, match=r"\(ask\)"):

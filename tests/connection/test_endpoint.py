@@ -350,6 +350,7 @@ def test_idle_links_are_watched() -> None:
     options = connection.socket_keepalive_options
     assert options[socket.TCP_KEEPINTVL] == 5
     assert options[socket.TCP_KEEPCNT] == 3
+    assert options.get(getattr(socket, "TCP_USER_TIMEOUT", None), 20_000) == 20_000
     assert 10 in options.values()
 
 

@@ -14,8 +14,10 @@ from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
 
 from bls_agent import Console, NoOutcomeError, ProjectAgent, RedisRefusedError, Status
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.orphans import OrphanedConnection
 from bls_agent.connection.route import Route
 from bls_agent.connection.topology import Routes
 from bls_agent.core.errors import RedisUnavailableError
@@ -319,6 +321,62 @@ async def test_one_sentinel_is_believed() -> None:
         assert await route.resolve(server) is server
         assert (await route.resolve(server)).address == old.url
         await route.aclose()
+
+
+async def test_one_sentinel_refuses_and_another_is_away() -> None:
+    """Only if all sentinels refuse, a connection waits longer before the next try."""
+    async with AsyncExitStack() as stack:
+        master = stack.enter_context(DevServer())
+        alone = SentinelTopology.alone
+        closed = await stack.enter_async_context(alone(master, "requirepass geheim"))
+        away = await stack.enter_async_context(alone(master))
+        away.kill()
+        hosts = ",".join(f"{LOOPBACK}:{sentinel.port}" for sentinel in (closed, away))
+        route = Routes(Endpoint.of(f"redis+sentinel://{hosts}/main")).to("")
+        with pytest.raises(RedisUnavailableError, match="Authentication") as caught:
+            await route.find()
+        assert caught.value.kind == "no_sentinel"
+        assert not isinstance(caught.value, RedisRefusedError)
+
+
+@pytest.mark.parametrize("how", ["hangs", "is dead"])
+async def test_what_was_lost_at_a_replaced_master(how: str) -> None:
+    """Only what was sent to a server that has ended can no longer be executed."""
+    with DevServer() as old, DevServer() as new:
+        async with SentinelTopology.alone(old) as alone:
+            connections = AgentConnections(
+                Endpoint.of(alone.url), "test", timeout=1, reconnect_max=1
+            )
+            data = connections.data
+            await data.open()
+            assert data.server is not None
+            lost = OrphanedConnection(data.client_id, "", data.server)
+            data.orphans.add(lost)
+            alone.point_to(new)
+            (old.freeze if how == "hangs" else old.kill)()
+            is_harmless = await connections.kill_orphans(data, kill=True)
+            assert is_harmless is (how == "is dead")
+            assert not data.orphans
+            if how == "hangs":
+                old.thaw()
+            await data.route.aclose()
+            await connections.aclose()
+
+
+async def test_no_connection_stays_at_a_sentinel(project: str) -> None:
+    """An agent that asks a sentinel again and again leaves it when the agent closes."""
+    with DevServer() as master:
+        async with SentinelTopology.alone(master) as alone:
+
+            def is_asked() -> bool:
+                return b"name=bls-agent:sentinel" in ask(alone.port, "CLIENT", "LIST")
+
+            async with ProjectAgent(project, redis=alone.url) as agent:
+                await agent.ready(10)
+                await eventually(is_asked)
+                connections = agent._session and agent._session.connections
+            assert connections is not None
+            await eventually(lambda: not is_asked(), 2)
 
 
 async def test_a_sentinel_that_stays_behind_is_left() -> None:

@@ -333,6 +333,35 @@ async def test_strict_means_no_extension(own_server: DevServer) -> None:
         await strict.aclose()
 
 
+BUSY = """
+local began = redis.call('TIME')
+local now = began
+while now[1] + now[2] / 1e6 < began[1] + began[2] / 1e6 + tonumber(ARGV[1]) do
+  now = redis.call('TIME')
+end
+return 'done'
+"""
+
+
+async def test_strict_counts_from_the_sending(own_server: DevServer) -> None:
+    """A request that waits behind another one has no more time, if the timeout is strict."""
+    patient = Connection(Endpoint.of(own_server.url), "test", timeout=1)
+    strict = Connection(Endpoint.of(own_server.url), "test", timeout=1, strict=True)
+    for connection, is_answered in ((patient, True), (strict, False)):
+        await connection.open()
+        requests = [
+            asyncio.ensure_future(connection.call("EVAL", BUSY, 0, 0.7))
+            for _ in range(2)
+        ]
+        first, second = await asyncio.gather(*requests, return_exceptions=True)
+        assert first == b"done"
+        assert (second == b"done") is is_answered
+        if not is_answered:
+            assert isinstance(second, RedisUnavailableError)
+            assert second.kind == "timeout"
+        await connection.aclose()
+
+
 def test_how_long_a_request_may_take() -> None:
     """Long ones have more time, and still more when one did not pass."""
     pace = Pace(1.0)

@@ -191,6 +191,37 @@ async def test_many_agents_share_one_thread(
     await redis.delete(*(f"{n}_{k}" for n in names for k in ("项目状态", "项目控制台")))
 
 
+async def test_the_longest_stall_is_told(redis_url: str, project: str) -> None:
+    """A shorter stall after a long one does not replace it."""
+    async with make_agent(project, redis_url) as agent:
+        await agent.ready(5)
+        assert agent._session is not None
+        watch = agent._session.watch
+        assert watch is not None
+
+        def is_over(stalls: int) -> bool:
+            return agent.stats().loop_stalls == stalls and not watch.publishing
+
+        for stalls, seconds in ((1, 1.2), (2, 0.6)):
+            time.sleep(seconds)
+            await eventually(partial(is_over, stalls))
+        assert agent.stats().loop_stalled_seconds > 1.0
+
+
+async def test_a_failed_write_in_a_stall_is_soon_tried_again(
+    own_server: DevServer, project: str
+) -> None:
+    """Also if the status is written only every 20 s."""
+    slow = {"status_ttl": 60, "status_interval": 20, "redis_timeout": 0.3}
+    key = f"{project}_项目状态"
+    async with make_agent(project, own_server.url, **slow) as agent:
+        await agent.ready(5)
+        own_server.freeze()
+        threading.Timer(1.5, own_server.thaw).start()
+        with BlockingRedis.from_url(own_server.url, protocol=2) as client:
+            until(lambda: client.get(key) == "故障".encode())  # the loop stands still
+
+
 async def _count_watchdogs(redis: Redis, expected: int) -> bool:
     found = [c for c in await redis.client_list() if ":watchdog:" in c["name"]]
     return len(found) == expected

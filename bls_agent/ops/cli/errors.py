@@ -251,6 +251,14 @@ def misspelt(
     return Failure(text, code, hint=hint, names=", ".join(likely), **values)
 
 
+async def failure_in(console: Console, project: str, text: str, number: str) -> Failure:
+    """Make a failure; its hint has similar names if there is no such project."""
+    names = await likely_names(console, project)
+    if project in names:
+        return Failure(text, id=number, project=project)
+    return misspelt(text, names, "hint_projects", id=number, project=project)
+
+
 async def likely_names(console: Console, name: str) -> list[str]:
     known: list[str] = []
     with suppress(RedisRefusedError):  # the Redis user may not SCAN

@@ -63,6 +63,7 @@ from bls_agent.workers import Worker
 
 SLICE: Final = 25  # projects or events that are encoded before other tasks may run
 ASSETS: Final = 500  # assets that are encoded before other tasks may run
+MORE_SEARCHES: Final = 29  # searches of about 10,000 older records each, for a file
 RECENT: Final = 200  # records read at first, because the outcome may already be there
 
 
@@ -189,6 +190,14 @@ async def _get_logs(request: Request) -> Response:
     head |= {"before": page.before or None, "trimmed": page.trimmed}
     records = await encode_records(page.entries)
     if file_format == "ndjson":
+        for _ in range(MORE_SEARCHES):
+            if "searched" not in head or not page.before or len(records) >= limit:
+                break
+            rest = limit - len(records)
+            page = await console.search_logs(
+                project, wanted, before=page.before, limit=rest
+            )
+            records = [*await encode_records(page.entries), *records]
         headers = {"content-disposition": 'attachment; filename="log.ndjson"'}
         body = b"".join(b"%s\n" % record for record in records)
         return Response(body, 200, headers, "application/x-ndjson")

@@ -7,6 +7,7 @@ besides the users can reach the console, a proxy must set these limits and provi
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -113,10 +114,11 @@ def open_socket(config: WebConfig) -> Generator[socket.socket]:
             channel.bind((config.host, config.port))
             channel.listen(BACKLOG)
         except OSError as error:
-            name = "port" if config.port else "host"
+            is_taken = error.errno in {errno.EADDRINUSE, errno.EACCES}
+            name = "port" if is_taken else "host"
             shown = f"{show_host(config.host)}:{config.port}"
             rule = f"it is not possible to listen there ({error.strerror})"
-            remedy = "Choose another one with --port." if config.port else ""
+            remedy = f"Choose another one with --{name}."
             raise ConfigurationError(name, shown, rule, remedy) from None
         yield channel
 

@@ -163,7 +163,9 @@ async def test_tasks(  # noqa: PLR0915 - one story
         await plant_tasks(redis)
 
         async def looked_again() -> bool:
-            return "均线-9" in (await client.get("/fragments/tasks")).text
+            found = told_in((await client.get("/workers")).text)["workers"]
+            tasks = (await client.get("/fragments/tasks")).text
+            return bool(found) and "均线-9" in tasks
 
         await eventually(looked_again, 10)
         page = (await client.get("/tasks?lang=en")).text
@@ -179,6 +181,9 @@ async def test_tasks(  # noqa: PLR0915 - one story
         assert "geheim123" not in page
         page = (await client.get("/tasks?worker=回测-2&lang=en")).text
         assert ("别人的" in page, "均线" in page) == (True, False)
+        page = (await client.get("/tasks?worker=回测-1&lang=en")).text
+        assert "Failed 1 · Running 2" in page  # as its card counts them
+        assert ("均线-7" in page, "别人的" in page) == (True, False)
         page = (await client.get("/tasks?q=%20均线-8&lang=en")).text
         assert ("均线-8" in page, "均线-9" in page) == (True, False)
         page = (await client.get("/fragments/tasks?q=无&lang=en")).text

@@ -172,7 +172,11 @@ def _say_where(invocation: Invocation, config: WebConfig, urls: Sequence[str]) -
 def _ask_password(invocation: Invocation) -> str:
     """Read a password, twice from a terminal, or one line from a pipe."""
     if sys.stdin is None or not sys.stdin.isatty():
-        line = sys.stdin.readline(LONGEST_LINE).rstrip("\r\n") if sys.stdin else ""
+        try:
+            line = sys.stdin.readline(LONGEST_LINE).rstrip("\r\n") if sys.stdin else ""
+        except UnicodeDecodeError as error:
+            rule = f"it has to be text in {error.encoding}"
+            raise ConfigurationError("password", "***", rule) from None
         if not line:
             raise Failure("console_no_password", Exit.USAGE)
         return line

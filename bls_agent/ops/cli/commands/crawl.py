@@ -186,8 +186,10 @@ async def requeue(
     """Queue failed requests again; exit 1 if some requests cannot be read."""
     async with _queue(invocation, project, spider) as queue:
         with invocation.waiting("waiting_redis"):
+            before = (await queue.stats()).failed
             count = await queue.requeue_failed()
-            left = (await queue.stats()).failed
+            # A worker may fail requests again in this moment; these are not left over.
+            left = min((await queue.stats()).failed, max(0, before - count))
     record = {"project": project, "spider": spider or None, "requeued": count}
     text = invocation.say("requeued", count=count)
     invocation.record({**record, "left": left}, text)

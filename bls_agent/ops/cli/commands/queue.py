@@ -7,7 +7,13 @@ from typing import Annotated, Any, Final, Literal
 from typer import Argument, Option
 
 from bls_agent.ops.cli.app import command
-from bls_agent.ops.cli.errors import Exit, Failure, hint_likely, normalise
+from bls_agent.ops.cli.errors import (
+    Exit,
+    Failure,
+    failure_in,
+    hint_likely,
+    normalise,
+)
 from bls_agent.ops.cli.options import ProjectArgument
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.cli.tables import Layout, Table
@@ -75,8 +81,8 @@ async def withdraw(
     async with invocation.console() as console:
         with invocation.waiting("waiting_redis"):
             found = await console.withdraw(project, number)
-    if found is None:
-        raise Failure("not_waiting", id=number, project=project)
+            if found is None:
+                raise await failure_in(console, project, "not_waiting", number)
     sentence = invocation.say(
         "withdrawn", command=found.command, id=number, project=project
     )
@@ -133,9 +139,9 @@ async def _settle(
         settle = console.requeue if how == "requeue" else console.discard
         with invocation.waiting("waiting_redis"):
             settled = await settle(project, letter or None, all=every, record=record)
-    if not settled:
-        name = "nothing_dead" if every else "not_dead"
-        raise Failure(name, id=letter, project=project)
+            if not settled:
+                text = "nothing_dead" if every else "not_dead"
+                raise await failure_in(console, project, text, letter)
     records = [one.describe(console.redactor) for one in settled]
     Table(invocation, QUEUE, dict, _cells, records).write()
     done = "requeued" if how == "requeue" else "discarded"

@@ -25,6 +25,7 @@ from bls_agent.ops.cli.errors import (
     Exit,
     Failure,
     find_likely,
+    hint_likely,
     likely_names,
     misspelt,
     normalise,
@@ -375,7 +376,8 @@ async def wait(
     project = normalise(invocation, project)
     with invocation.waiting("waiting_outcome", seconds=f"{seconds:g}"):
         async with invocation.console() as console:
-            await console.logs(project, 1)  # fail at once during an outage
+            if not await console.exists(project):  # an error at once during an outage
+                await hint_likely(invocation, console, project)
             with anyio.move_on_after(seconds):
                 async for entry in console.follow_logs(project, last=NEWEST):
                     outcome = entry.outcome

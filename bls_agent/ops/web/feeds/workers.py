@@ -171,6 +171,17 @@ class WorkerFeed(SharedWatch[Worker]):
         watched = self.currency
         return Currency.of(self.tasks_fault) if watched is Currency.CURRENT else watched
 
+    def tasks_of(self, worker: str) -> list[Task]:
+        """Return the tasks of the workers with this id, as the workers' cards count them.
+
+        Also return the tasks of a worker that has ended.
+        """
+        alive = [one for one in self.found.values() if one.id == worker]
+        groups = self.tasks.of_workers(alive).values()
+        counted = {id(task) for group in groups for task in group}
+        tasks = self.tasks.tasks
+        return [one for one in tasks if one.worker == worker or id(one) in counted]
+
     async def fresh_tasks(self) -> TaskList:
         """Return the tasks; raise an error if they are not current."""
         await self.fresh()

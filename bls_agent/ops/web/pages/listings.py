@@ -224,7 +224,7 @@ async def _list_tasks(request: Request) -> list[ActionList]:
     worker, sought = map(request.query_params.get, ("worker", "q"))
     currency = feed.tasks_currency
     tasks = [] if currency is Currency.READING else feed.tasks.tasks
-    known = [one for one in tasks if not worker or worker == one.worker]
+    known = feed.tasks_of(worker) if tasks and worker else tasks
     if words := (sought or "").strip().casefold():
         known = [one for one in known if words in _task_words(one)]
     lists: list[ActionList] = []

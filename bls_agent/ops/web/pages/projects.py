@@ -65,7 +65,6 @@ from bls_agent.project.messages import Command
 HELP_TIMEOUT: Final = 3.0  # seconds
 LONGEST_COMMAND: Final = 1_000  # characters
 LONGEST_DEFAULT: Final = 60  # characters in a placeholder
-LONGEST_SHOWN: Final = 20_000  # characters of the command that is to be confirmed
 OTHER: Final = "other"
 
 
@@ -210,7 +209,7 @@ def _show_review(
         before=before,
         name=visible(project),
         after=after,
-        shown=visible(shown[:LONGEST_SHOWN]),
+        shown=visible(shown),
         payload=shown,
     )
 

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from bls_agent.console import Console
 from bls_agent.core.codec import encode
-from bls_agent.core.errors import BlsError, LeaseHeldError
+from bls_agent.core.errors import BlsError, ContractError, LeaseHeldError
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import shorten
 from bls_agent.ops.web.pages.action_list import (
@@ -89,7 +90,7 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
     problem = ""
     try:
         waiting = await console.queue(project, SHOWN + 1)
-        status = await console.status(project)
+        is_offline = await _is_offline(console, project)
     except BlsError:  # the card shows this error
         return render_lists(request, (), note) if note else Response(status_code=204)
     try:
@@ -121,7 +122,7 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
         return text.format(name=shorten(process.instance))
 
     forget = action("forget", "forget")
-    offline = status in (None, Status.OFFLINE) and may_post(request, forget.path)
+    may_forget = is_offline and may_post(request, forget.path)
     every = "&all=true"
     for_all = [
         action("rerun_all", "dead/requeue", every),
@@ -136,7 +137,7 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
             rows=[row(command) for command in waiting],
             total=view.queue if view else None,
             actions=[action("withdraw", "withdraw")],
-            head=[*for_waiting, *([forget] if offline else ())],
+            head=[*for_waiting, *([forget] if may_forget else ())],
         ),
         ActionList(
             key="in-hand",
@@ -162,6 +163,13 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
     )
     shown = [one for one in lists if one.rows or one.head or one.problem]
     return render_lists(request, shown, note)
+
+
+async def _is_offline(console: Console, project: str) -> bool:
+    try:
+        return await console.status(project) in (None, Status.OFFLINE)
+    except ContractError:  # the card shows the value that is no status
+        return False
 
 
 queue_routes: Final = [

@@ -189,10 +189,9 @@ export class Deck {
 
   // Show whether the data is current: Redis answers, was not read yet, does not answer, or lacks a right for this page.
   showData({ state, away, awaySince }) {
-    const rights = byId("forbidden"); // the wallboard has none
     const before = this.data;
-    this.data = state === "forbidden" && !rights ? "away" : state;
-    if (rights) rights.hidden = this.data !== "forbidden";
+    this.data = state;
+    byId("forbidden").hidden = this.data !== "forbidden";
     showAway(this.data === "away" ? away : "", awaySince);
     const [looking, main] = [byId("looking"), byId("main")];
     looking.hidden = this.cards.size > 0 || !["away", "reading"].includes(this.data);

@@ -4,11 +4,13 @@ import { byId, say, visible } from "./chrome.js";
 
 const STAMP = /\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
 
+const WITHOUT_ZONE = /[T ]\d\d:\d\d(:\d\d(\.\d+)?)?$/;
+
 const pad = (number, digits = 2) => String(number).padStart(digits, "0");
 
-// Read a timestamp of a record, or milliseconds; return null if it is no time.
+// Read a timestamp of a record, or milliseconds; return null if it is no time. Without a zone it is UTC, as on the server.
 function read(stamp) {
-  const when = new Date(stamp);
+  const when = new Date(WITHOUT_ZONE.test(stamp) ? `${stamp}Z` : stamp);
   return stamp && !Number.isNaN(when.valueOf()) ? when : null;
 }
 

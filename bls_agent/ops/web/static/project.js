@@ -24,7 +24,8 @@ let left = false;
 function take(told) {
   const [now] = told.cards;
   const before = state;
-  state = told.state === "forbidden" ? "away" : told.state;
+  const forbidden = told.state === "forbidden";
+  state = forbidden ? "away" : told.state;
   if (now) {
     card.fill(now);
     list.hidden = false;
@@ -36,7 +37,8 @@ function take(told) {
   const looking = byId("looking");
   looking.hidden = !list.hidden;
   if (state === "away") setText(looking, say("not_known"));
-  showAway(told.away, told.awaySince);
+  byId("forbidden").hidden = !forbidden;
+  showAway(forbidden ? "" : told.away, told.awaySince);
   byId("main").dataset.state = state;
   if (state !== before || state === "reading") showLink(state);
 }

@@ -32,10 +32,11 @@ export class Entry {
     return this.record.timestamp;
   }
 
-  // The text that is searched.
+  // The text that is searched, with all that the server's search reads.
   get sought() {
     const { message, metadata } = this.record;
-    return `${message}\n${sayFields(metadata ?? {})}\n${JSON.stringify(metadata)}`.toLowerCase();
+    const fields = Object.entries(metadata ?? {}).map(([name, value]) => `${name}=${value}`);
+    return [message, ...fields, JSON.stringify(metadata)].join("\n").toLowerCase();
   }
 
   // The record as a line of text, to be copied.
