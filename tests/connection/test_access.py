@@ -19,6 +19,7 @@ from bls_agent.connection.scripts import (
     run_scripts,
 )
 from bls_agent.devserver import DevServer
+from tests.harness import eventually
 
 
 async def ping(access: Access) -> object:
@@ -64,6 +65,7 @@ async def test_scripts_of_which_some_were_executed(
     async def die_before_the_texts(asked: Sequence[Request]) -> list[Reply]:
         if asked[0][0] == "EVAL":
             own_server.kill()
+            await eventually(lambda: not access.pool.pick().connected)
         return await call_many(asked)
 
     monkeypatch.setattr(access.pool, "call_many", die_before_the_texts)

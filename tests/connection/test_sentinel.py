@@ -347,11 +347,10 @@ async def test_what_was_lost_at_a_replaced_master(how: str) -> None:
             connections = AgentConnections(
                 Endpoint.of(alone.url), "test", timeout=1, reconnect_max=1
             )
-            data = connections.data
-            await data.open()
-            assert data.server is not None
-            lost = OrphanedConnection(data.client_id, "", data.server)
-            data.orphans.add(lost)
+            data, server = connections.data, Endpoint.of(old.url)
+            zombie = Connection(server, "test", timeout=1)
+            await zombie.open()
+            data.orphans.add(OrphanedConnection(zombie.client_id, "", server))
             alone.point_to(new)
             (old.freeze if how == "hangs" else old.kill)()
             is_harmless = await connections.kill_orphans(data, kill=True)
@@ -359,6 +358,7 @@ async def test_what_was_lost_at_a_replaced_master(how: str) -> None:
             assert not data.orphans
             if how == "hangs":
                 old.thaw()
+            await zombie.aclose()
             await data.route.aclose()
             await connections.aclose()
 
