@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
+INSIST_GRACE: Final = 0.1  # seconds for a handler that has ignored one cancellation
 INTAKE_GRACE: Final = 0.9  # seconds after the handlers' time, to end a blocking read
 BROADCAST_MODE: Final = "broadcast"  # the mode of a message from an instance's inbox
 # The mode of a built-in command that was taken from any position of a list.
@@ -100,7 +101,7 @@ class Dispatcher:
     @property
     def ended(self) -> bool:
         """Whether the agent stops and no longer waits for running handlers."""
-        return self._handlers_scope.cancel_called
+        return self._runner.ended
 
     @property
     def stuck(self) -> int:
@@ -122,7 +123,7 @@ class Dispatcher:
 
         Running commands in ``besides`` are not counted.
         """
-        left_out = self._runner.runs.intersection(besides)
+        left_out = self._runner.runs.keys() & set(besides)
         in_redis = sum(run.mode not in TAKEN_FOR_GOOD for run in left_out)
         begun = self.running + self._threads.stuck - len(left_out)
         waiting = len(self._pending) + self._giving_back
@@ -205,7 +206,9 @@ class Dispatcher:
     async def stop(self, timeout: float) -> None:
         """Stop receiving, put back the commands not started, and wait for the handlers.
 
-        Handlers that still run after ``timeout`` seconds are cancelled.
+        Handlers that still run after ``timeout`` seconds are cancelled once, so that
+        they can wait while they clean up. A handler that then still runs is cancelled
+        again and again.
         """
         deadline = anyio.current_time() + timeout
         self.stop_starting()
@@ -218,8 +221,11 @@ class Dispatcher:
         await self._give_back_or_run(deadline)
         with anyio.CancelScope(deadline=deadline):
             await self._all_ended()
-        self._handlers_scope.cancel()
+        self._runner.cancel_handlers()
         with anyio.move_on_after(CANCEL_GRACE):
+            await self._all_ended()
+        self._handlers_scope.cancel()
+        with anyio.move_on_after(INSIST_GRACE):
             await self._all_ended()
         with anyio.CancelScope(deadline=deadline + INTAKE_GRACE):
             await self._receiver.close()

@@ -77,7 +77,7 @@ class Deadline:
         deadline: float | None,
         on_resisted: Callable[[], object],
     ) -> None:
-        self._task = task
+        self.task = task
         self._deadline = deadline
         self._on_resisted = on_resisted
         self._cancels = 0
@@ -86,21 +86,21 @@ class Deadline:
     def watch(self) -> None:
         """Set the timer, if it is not set. Call this when the task begins to wait."""
         if self._deadline is not None and self._timer is None:
-            self._timer = self._task.get_loop().call_at(self._deadline, self._cancel)
+            self._timer = self.task.get_loop().call_at(self._deadline, self._cancel)
 
     def _cancel(self) -> None:
         self._cancels += 1
-        self._task.cancel()
+        self.task.cancel()
         if self._cancels == 2:  # noqa: PLR2004 - the first cancellation was ignored
             self._on_resisted()
-        self._timer = self._task.get_loop().call_later(INSIST_EVERY, self._cancel)
+        self._timer = self.task.get_loop().call_later(INSIST_EVERY, self._cancel)
 
     def end(self) -> bool:
         """Undo the cancellations of the task. Return whether there were any."""
         if self._timer is not None:
             self._timer.cancel()
         for _ in range(self._cancels):
-            self._task.uncancel()
+            self.task.uncancel()
         return self._cancels > 0
 
 
@@ -136,7 +136,7 @@ class CommandRunner:
         self._pass_on = pass_on
         self._observers = Observers() if observers is None else observers
         self._observed: dict[Message, Observation] = {}  # for commands that run now
-        self.runs: set[Message] = set()  # messages of the handlers that run now
+        self.runs: dict[Message, asyncio.Task[Any]] = {}  # of the handlers that run now
         # Number of handlers that ignore their cancellation. The outcome of such a
         # handler was reported after its deadline, and is not reported again at its end.
         self.resisting: int = 0
@@ -144,6 +144,7 @@ class CommandRunner:
         # a cancellation comes from the agent. Before that, a cancellation comes from
         # code that the handler has called.
         self.stopping = False
+        self.ended = False  # whether the agent no longer waits for running handlers
 
     @property
     def caller(self) -> Message | None:
@@ -152,6 +153,11 @@ class CommandRunner:
             if isinstance(message, Message) and message in self.runs:
                 return message
         return None
+
+    def cancel_handlers(self) -> None:
+        self.ended = True
+        for task in self.runs.values():
+            task.cancel()
 
     async def run(
         self, message: Message, on_overdue: Callable[[Message], None]
@@ -303,11 +309,12 @@ class CommandRunner:
         outer = variables.get(CURRENT_COMMAND, NO_COMMAND)
         current = CurrentCommand(command.id, (*outer.messages, message))
         variables.run(CURRENT_COMMAND.set, current)
-        self.runs.add(message)
+        self.runs[message] = task = cast("asyncio.Task[Any]", self._current_task())
+        deadline = Deadline(task, context.deadline, report)
         try:
-            end = await self._call(context, variables, handler, report, on_error)
+            end = await self._call(context, variables, handler, deadline, on_error)
         finally:
-            self.runs.discard(message)
+            del self.runs[message]
             self.resisting -= reported
         if reported:
             return None
@@ -348,16 +355,14 @@ class CommandRunner:
         context: CommandContext,
         variables: Context,
         handler: Handler | None,
-        on_resisted: Callable[[], None],
+        deadline: Deadline,
         on_error: Callable[[BaseException], None],
     ) -> _End:
         """Run the handler. Return the kind of its outcome, its result and its error.
 
         Raises only KeyboardInterrupt.
         """
-        process = os.getpid()
-        task = cast("asyncio.Task[Any]", self._current_task())
-        deadline = Deadline(task, context.deadline, on_resisted)
+        process, task = os.getpid(), deadline.task
         timed_out = False
         end: _End
         try:
