@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 import anyio
 import pytest
 from redis.asyncio import Redis
@@ -204,11 +207,37 @@ async def test_auto_tries_blpop_again_after_a_reconnect(
         for client in await admin.client_list():
             if client["name"].endswith(":data"):
                 await execute(admin, "CLIENT", "KILL", "ID", client["id"])
-        await history.push(admin, project)
         await eventually(lambda: agent.stats().mode == "blocking")
-        await history.push(admin, project)
+        for _ in range(2):
+            await history.push(admin, project)
         await eventually(lambda: len(history.handled) == 2)
     await history.check(admin, project)
+
+
+@pytest.mark.parametrize("blpop", ["+blpop", "-blpop"])
+async def test_a_command_that_has_timed_out_does_not_run_again(
+    own_server: DevServer, admin: Redis, project: str, blpop: str
+) -> None:
+    """Its handler ignores the cancellation, also when the agent stops."""
+    url = await url_with_rights(admin, own_server, "~*", "+@all", blpop)
+    mode: Mode = "compat" if blpop == "+blpop" else "auto"
+    agent = ProjectAgent(project, redis=url, mode=mode, shutdown_timeout=0.1)
+    runs, released = 0, anyio.Event()
+
+    @agent.command(timeout=0.05)
+    async def stubborn() -> None:
+        nonlocal runs
+        runs += 1
+        while not released.is_set():
+            with suppress(asyncio.CancelledError):
+                await released.wait()
+
+    await admin.rpush(f"{project}_控制", b'{"command":"stubborn"}')
+    async with agent:
+        await eventually(lambda: agent.stats().outcomes == {"timed_out": 1})
+    released.set()
+    assert await admin.llen(f"{project}_控制") == 0
+    assert runs == 1
 
 
 async def test_other_refusals_do_not_change_the_mode(

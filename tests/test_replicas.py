@@ -7,6 +7,7 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from typing import Any
 
 import anyio
@@ -410,6 +411,30 @@ async def test_copies_wait_while_no_handler_is_free(
         await eventually(lambda: 6 in order)
     assert order == [0, 1, 2, 3, 4, 5, 6]  # the one that came twice ran once
     assert most == [1]
+
+
+async def _slowly(ran: set[str], name: str) -> None:
+    await anyio.sleep(0.1)
+    ran.add(name)
+
+
+async def test_a_busy_replica_runs_a_broadcast(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """The copy does not wait until the backlog is done."""
+    ran: set[str] = set()
+    agents = {name: replica(project, redis_url, name) for name in "甲乙"}
+    for name, agent in agents.items():
+        agent.command("slow")(partial(_slowly, ran, ""))
+        agent.command("mark")(partial(_slowly, ran, name))
+    async with agents["甲"], agents["乙"]:
+        for agent in agents.values():
+            await agent.ready(5)
+        control = f"{project}_控制"
+        await redis.rpush(control, *[b'{"command":"slow"}'] * 300)
+        await redis.lpush(control, b'{"command":"mark","broadcast":true}')
+        await eventually(lambda: ran >= {"甲", "乙"}, 4)
+        await redis.delete(control)
 
 
 async def test_an_inbox_that_nobody_reads_is_bounded(

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from bls_agent import ConfigurationError, Console, ProjectAgent, Settings, Status
 from bls_agent.core.settings import Mode
 from bls_agent.devserver import DevServer
+from bls_agent.testing.link import Act, Direction, FaultProxy
 from tests.harness import (
     cut_connections,
     eventually,
@@ -55,6 +56,33 @@ async def test_a_change_is_written_at_once(
         await eventually(lambda: _is(redis, project, status), 1)
         thread.join()
         assert agent.status is status
+
+
+async def test_a_late_status_does_not_replace_a_newer_one(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """The server closes the connection of a write that had no reply in time."""
+    late: list[int] = []
+
+    def examine(number: int, direction: Direction, data: bytes) -> list[Act]:
+        is_chosen = direction is Direction.REQUESTS and "故障".encode() in data
+        if not is_chosen or late:
+            return [data]
+        late.append(number)
+        return [1.5, data]
+
+    async with FaultProxy(redis_url) as proxy:
+        agent = ProjectAgent(project, redis=proxy.url, redis_timeout=0.3)
+        async with agent:
+            await agent.ready(5)
+            proxy.examine = examine
+            agent.set_status(Status.FAULT)
+            await eventually(lambda: len(late) == 1)
+            await eventually(lambda: _is(redis, project, Status.FAULT))
+            agent.set_status(Status.ONLINE)
+            await eventually(lambda: _is(redis, project, Status.ONLINE))
+            await eventually(lambda: late[0] not in proxy.connections)
+            assert await _is(redis, project, Status.ONLINE)
 
 
 async def _is(redis: Redis, project: str, status: Status) -> bool:

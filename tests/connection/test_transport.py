@@ -347,11 +347,11 @@ async def test_strict_counts_from_the_sending(own_server: DevServer) -> None:
         await connection.aclose()
         return replies
 
-    async with FaultProxy(own_server.url, seed=8) as proxy:
-        async with proxy.during(Rate(20_000)):  # a reply takes 1.2 s
-            patient, (first, second) = await asyncio.gather(
-                read_twice(strict=False), read_twice(strict=True)
-            )
+    rate = Rate(20_000)  # a reply takes 1.2 s
+    async with FaultProxy(own_server.url, seed=8) as proxy, proxy.during(rate):
+        patient, (first, second) = await asyncio.gather(
+            read_twice(strict=False), read_twice(strict=True)
+        )
     assert patient == [LONG[:24_000]] * 2
     assert first == LONG[:24_000]
     assert second.kind == "timeout"

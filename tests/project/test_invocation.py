@@ -220,6 +220,22 @@ async def test_arguments_have_one_place() -> None:
             await agent.invoke(*args, **options)
 
 
+async def test_an_argument_of_any_type_from_a_middleware() -> None:
+    """A value that JSON does not have is rejected by its name, if it does not fit."""
+    agent = ProjectAgent("库存系统", redis=NOWHERE)
+
+    @agent.middleware
+    async def convert(context: CommandContext, call_next: CallNext) -> object:
+        return await call_next(replace(context, args={"day": date(2026, 1, 1)}))
+
+    @agent.command
+    async def close(day: str) -> None: ...
+
+    invoked = await agent.invoke("close", day="x")
+    assert invoked.kind == "rejected"
+    assert invoked.error["fields"] == {"day": "must be a string, not a date"}
+
+
 async def test_a_cancelled_caller_cancels_the_handler() -> None:
     """The handler cleans up before the call ends, and the cancellation goes on."""
     agent, cleaned = ProjectAgent("库存系统", redis=NOWHERE), anyio.Event()

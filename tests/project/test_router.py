@@ -153,6 +153,20 @@ class Service:
         return count
 
 
+class Retry:
+    """A callable object that keeps another function under the name ``func``."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.func = func
+
+    async def __call__(self, count: int) -> int:
+        """Reload."""
+        return count
+
+
+async def of_texts(count: str) -> None: ...
+
+
 def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a handler as a tracing library would."""
 
@@ -171,7 +185,9 @@ async def add(base: int, count: int) -> int:
 CALLABLES: dict[str, Callable[..., Any]] = {
     "method": Service().reload,
     "callable object": Service(),
+    "callable object with a func": Retry(of_texts),
     "partial": functools.partial(add, 0),
+    "partial of a callable object": functools.partial(Service()),
     "partial by name": functools.partial(add, base=0),
     "partial of a method": functools.partial(Service().reload),
     "decorated": decorated(Service().reload),

@@ -262,7 +262,9 @@ def _to_float(value: JSONValue) -> float:
 
 
 def _expected(wanted: str, value: JSONValue) -> str:
-    return f"must be {wanted}, not {_JSON_NAMES[type(value)]}"
+    # A middleware may have set a value of any type.
+    found = _JSON_NAMES.get(type(value), f"a {type(value).__name__}")
+    return f"must be {wanted}, not {found}"
 
 
 _JSON_NAMES: Final[Mapping[type, str]] = {

@@ -117,12 +117,12 @@ class Broadcasts:
         key = inbox_of(self._project, self._instance)
         recent: deque[bytes] = deque(maxlen=RECENT)
         while True:
-            payload, pause = None, LOOK_EVERY
+            payload, pause, is_waiting = None, LOOK_EVERY, False
             try:
                 if dispatcher.accepts:
                     payload = await self._connection.call("LPOP", key)
                 else:
-                    await self._connection.call("EXPIRE", key, INBOX_TTL)
+                    is_waiting = await self._connection.call("EXPIRE", key, INBOX_TTL)
             except RedisRefusedError as error:
                 metadata: dict[str, object] = {"key": key, "reason": error.kind}
                 self._warn("broadcasts do not reach this instance", metadata)
@@ -135,4 +135,11 @@ class Broadcasts:
                 if digest not in recent:
                     recent.append(digest)
                     dispatcher.submit(Message(payload, mode=BROADCAST_MODE))
-            await anyio.sleep(pause)
+            with anyio.move_on_after(pause):
+                await (_accepting(dispatcher) if is_waiting else anyio.sleep_forever())
+
+
+async def _accepting(dispatcher: Dispatcher) -> None:
+    """Wait until a handler is free, because a copy waits in the inbox."""
+    while not dispatcher.accepts:
+        await dispatcher.change()

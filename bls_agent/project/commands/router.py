@@ -12,6 +12,7 @@ import types
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from bls_agent.core.checks import check_seconds
@@ -281,7 +282,10 @@ def _handler_of(
 
 
 def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    target: Any = inspect.unwrap(getattr(function, "func", function))
+    target: Any = function
+    while isinstance(target, partial):
+        target = target.func
+    target = inspect.unwrap(target)
     if not inspect.isroutine(target):
         target = type(target).__call__
     written = dict(getattr(target, "__annotations__", {}))

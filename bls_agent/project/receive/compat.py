@@ -13,7 +13,7 @@ from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.faults import NOT_ALLOWED
 from bls_agent.connection.scripts import TRIM_HEAD
-from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import checked_reply
 from bls_agent.project.receive.blocking import BlockingReceiver
 from bls_agent.project.receive.receiver import Message, Receiver, Warn
@@ -21,6 +21,7 @@ from bls_agent.project.receive.receiver import Message, Receiver, Warn
 logger: logging.Logger = logging.getLogger(__name__)
 
 POLL: Final = 0.1  # seconds between two polls
+CLOSE_GRACE: Final = 0.5  # seconds that closing may take to remove the last command
 
 
 class CompatReceiver(Receiver):
@@ -58,8 +59,12 @@ class CompatReceiver(Receiver):
         return self._standing
 
     async def receive(self, limit: int) -> Sequence[Message]:  # noqa: ARG002 - takes only one command
+        """Wait for the next command; return no command after a reconnect."""
         await self.finish()
-        while not self._stopping.is_set():
+        intake = self._connections.intake
+        await intake.open()
+        generation = intake.generation
+        while intake.generation == generation and not self._stopping.is_set():
             reply = await self._command("LRANGE", self._key, 0, 0)
             if reply:
                 self._standing = reply[0]
@@ -68,8 +73,13 @@ class CompatReceiver(Receiver):
                 await self._stopping.wait()
         return []
 
+    def mark_ended(self, message: Message) -> None:
+        self._handled = message
+
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - always removed at once
         """Remove a command that has ended. If this fails, :meth:`receive` retries."""
+        if self._standing is None:
+            return  # removed after its outcome was reported, while its handler still ran
         self._handled = message
         try:
             await self.finish()
@@ -138,6 +148,11 @@ class CompatReceiver(Receiver):
     async def stop(self) -> None:
         self._stopping.set()
 
+    async def close(self) -> None:
+        """Remove a command whose outcome was reported although its handler still runs."""
+        with anyio.move_on_after(CLOSE_GRACE), suppress(BlsError):
+            await self.finish()
+
     async def _command(self, *request: Argument) -> Reply:
         try:
             return await self._connections.intake.call(*request)
@@ -189,8 +204,15 @@ class AutoReceiver(Receiver):
         self.mode: str = kind.mode
         self.one_at_a_time: bool = kind.one_at_a_time
 
+    def mark_ended(self, message: Message) -> None:
+        if message.mode == CompatReceiver.mode:
+            self._compat.mark_ended(message)
+
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - always removed at once
         await self._compat.settle(message)
+
+    async def close(self) -> None:
+        await self._compat.close()
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
         """Put back the messages that BLPOP has taken.

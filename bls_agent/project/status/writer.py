@@ -119,6 +119,9 @@ class StatusWriter:
                 await self._write(status)
 
     async def _write(self, status: Status) -> None:
+        live = self._connections.liveness
+        if live.orphans:  # an earlier status could arrive later and replace this one
+            await self._connections.kill_orphans(live, kill=True)
         try:
             if not await self._report(status, self._ttl):
                 await self._set(status)
@@ -127,7 +130,7 @@ class StatusWriter:
             if error.kind != "out_of_memory" or self.written is not status:
                 checked_reply(error, self._key)
             # Only for an unchanged status, because EXPIRE keeps the old value.
-            await self._connections.liveness.call("EXPIRE", self._key, self._ttl)
+            await live.call("EXPIRE", self._key, self._ttl)
         self.written = status
 
     async def write_final(self, final_status: Status) -> None:
