@@ -886,7 +886,7 @@ def test_redis_is_slow_at_the_start(
         with (
             served(WebConfig(redis=server.url, port=0)) as console,
             looking(browser, console.url) as looked,
-            looking(browser, console.url) as alone,
+            looking(browser, console.url, expected=("503",)) as alone,
         ):
             looked.open("/")
             looked.wait("document.querySelector('#link').dataset.state === 'reading'")
@@ -900,6 +900,31 @@ def test_redis_is_slow_at_the_start(
                 kind_is(page, project, "online")
                 page.page.locator("#looking").wait_for(state="hidden")
                 page.wait("document.querySelector('#link').dataset.state === 'live'")
+            with Redis.from_url(server.url, protocol=2) as redis:
+                assert not looked.page.locator("#forbidden").is_visible()
+                redis.execute_command("ACL", "SETUSER", "default", "resetkeys")
+            for one in (looked, alone):
+                one.page.locator("#forbidden").wait_for()
+                assert not one.page.locator("#away").is_visible()
+                assert "bls-agent acl --console" in one.texts("#forbidden")[0]
+                for place in ("#main", "#link"):
+                    one.wait(
+                        "(place) => document.querySelector(place).dataset.state === 'forbidden'",
+                        place,
+                    )
+                colour = "getComputedStyle(document.querySelector('.cards')).filter"
+                assert "grayscale(1)" in one.page.evaluate(colour)
+            streams: list[str] = []
+
+            def asks_again(request: Any) -> bool:
+                streams.extend([request.url] * ("/api/logs/stream" in request.url))
+                return len(streams) > 1
+
+            with alone.page.expect_request(asks_again):  # the first one was refused
+                alone.page.reload()
+            link = alone.page.locator("#link")
+            assert link.get_attribute("data-state") == "forbidden"
+            assert alone.texts("#nothing-sent") == [""]
 
 
 def test_the_console_goes_and_comes_back(

@@ -25,7 +25,9 @@ from tests.ops.web.test_streams import WATCHES, Event, following, next_of
 
 NOTICE = '<div id="{}" class="banner" role="alert"{}>'
 NOTHING = '<p id="nothing" class="nothing" hidden>'
-LISTINGS = pytest.mark.parametrize("name", ["workers", "runs", "assets", "crawl"])
+NAMES = ["workers", "runs", "assets", "crawl"]
+LISTINGS = pytest.mark.parametrize("name", NAMES)
+PAGES = pytest.mark.parametrize("name", ["projects", *NAMES])  # the wallboard, too
 NOTHING_YET = {  # in the place of the cards
     "workers": "No worker yet",
     "runs": "No run yet",
@@ -157,11 +159,11 @@ async def test_nothing_there_yet(own_server: DevServer) -> None:
         assert "none yet" in page  # no synchronisation
 
 
-@LISTINGS
+@PAGES
 async def test_redis_away(name: str) -> None:
     """The page says so, and the interface is no empty list."""
     async with console_of("redis://127.0.0.1:1") as client:
-        page = await client.get(f"/{name}?lang=en")
+        page = await client.get(f"{path_of(name)}?lang=en")
         assert page.status_code == 200
         assert NOTICE.format("away", "") in page.text
         assert NOTICE.format("forbidden", " hidden") in page.text
@@ -184,18 +186,49 @@ async def test_redis_away_from_one_of_them() -> None:
         assert "Not queued again: " in sent.text
 
 
-@LISTINGS
+def path_of(name: str) -> str:
+    return "/" if name == "projects" else f"/{name}"
+
+
+@PAGES
 async def test_a_user_who_may_not_read_them(own_server: DevServer, name: str) -> None:
     """Neither an empty list nor an outage: the page says which rights are missing."""
     async with Redis.from_url(own_server.url, protocol=2) as redis:
+        await redis.set("订单_项目状态", "在线")
         await redis.set("backtest:worker:a", "{}", ex=30)
         await redis.xadd("run:1:events", {"a": "b"})
         await redis.zadd("crawlo:news:queue:requests", {"r": 1})
         rules = ("on", ">geheim", "+@all", "~bls*")
         await execute(redis, "ACL", "SETUSER", "op", *rules)
     async with console_of(own_server.url.replace("://", "://op:geheim@")) as client:
-        page = (await client.get(f"/{name}?lang=en")).text
-        assert NOTICE.format("forbidden", "") in page
+        page = (await client.get(f"{path_of(name)}?lang=en")).text
+        said = "[^<]* may not read [^<]*: bls-agent acl --"
+        assert re.search(NOTICE.format("forbidden", "") + said, page)
         assert NOTICE.format("away", " hidden") in page
         assert NOTHING in page
         assert (await client.get(f"/api/{name}")).status_code == 503
+
+
+async def test_a_user_who_may_no_longer_read_statuses(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """The page of a project keeps what it knew, and says which rights are missing."""
+    await admin.set("订单_项目状态", "在线")
+    await execute(admin, "ACL", "SETUSER", "op", "on", ">geheim", "+@all", "~*")
+    url = own_server.url.replace("://", "://op:geheim@")
+    path = f"/projects/{quote_name('订单')}?lang=en"
+    async with console_of(url) as client:
+
+        async def is_shown(forbidden: str, away: str) -> bool:
+            answer = await client.get(path)
+            assert answer.status_code == 200
+            assert NOTICE.format("away", away) in answer.text
+            return NOTICE.format("forbidden", forbidden) in answer.text
+
+        await eventually(lambda: is_shown(" hidden", " hidden"))
+        await execute(admin, "ACL", "SETUSER", "op", "resetkeys", "~bls*")
+        await eventually(lambda: is_shown("", " hidden"))
+        page = (await client.get(path)).text
+        assert "may not read projects" in page
+        assert page.count("Not known: Redis does not answer") == 1  # for the scripts
+        assert "bls-agent acl --console" in page

@@ -197,7 +197,7 @@ export class Deck {
     looking.hidden = this.cards.size > 0 || !["away", "reading"].includes(this.data);
     setText(looking, this.data === "away" ? say("not_known") : looking.dataset.reading);
     this.chips[0].parentElement.hidden = this.data !== "live" && this.cards.size === 0;
-    main.dataset.state = this.data === "forbidden" ? "live" : this.data;
+    main.dataset.state = this.data;
     main.dataset.changes = String(Number(main.dataset.changes ?? 0) + 1);
     if (before !== this.data) this.filter();
   }

@@ -141,10 +141,11 @@ export class Log extends Pane {
     this.stream.reopen();
   }
 
-  // Redis does not answer, or the key is no log.
+  // Redis does not answer, a right is missing, or the key is no log.
   refused({ kind = "wrong_type", reason }) {
-    showLink(kind === "wrong_type" ? "unreadable" : "away");
-    if (kind !== "wrong_type" && !this.known) setText(byId("nothing-sent"), say("not_known"));
+    const state = { wrong_type: "unreadable", no_permission: "forbidden" }[kind] ?? "away";
+    showLink(state);
+    if (state === "away" && !this.known) setText(byId("nothing-sent"), say("not_known"));
     if (reason) setText(this.top, visible(reason));
   }
 

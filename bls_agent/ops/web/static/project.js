@@ -24,8 +24,7 @@ let left = false;
 function take(told) {
   const [now] = told.cards;
   const before = state;
-  const forbidden = told.state === "forbidden";
-  state = forbidden ? "away" : told.state;
+  state = told.state;
   if (now) {
     card.fill(now);
     list.hidden = false;
@@ -35,10 +34,10 @@ function take(told) {
     location.reload(); // there is no such project, or no longer
   }
   const looking = byId("looking");
-  looking.hidden = !list.hidden;
+  looking.hidden = !list.hidden || state === "forbidden";
   if (state === "away") setText(looking, say("not_known"));
-  byId("forbidden").hidden = !forbidden;
-  showAway(forbidden ? "" : told.away, told.awaySince);
+  byId("forbidden").hidden = state !== "forbidden";
+  showAway(state === "forbidden" ? "" : told.away, told.awaySince);
   byId("main").dataset.state = state;
   if (state !== before || state === "reading") showLink(state);
 }

@@ -14,8 +14,8 @@ export function showLink(state) {
   const link = byId("link");
   if (!link || link.dataset.state === state) return;
   link.dataset.state = state;
-  tellTab({ line: state === "away" || state === "cut" });
-  setText(link, say({ live: "live", reading: "reading", away: "away", unreadable: "unreadable", over: "over" }[state] ?? "reconnecting"));
+  tellTab({ line: ["away", "cut", "forbidden"].includes(state) });
+  setText(link, say({ live: "live", reading: "reading", away: "away", forbidden: "forbidden", unreadable: "unreadable", over: "over" }[state] ?? "reconnecting"));
 }
 
 // Show since when Redis has not answered; away is the reason, or nothing if Redis answers.
@@ -36,7 +36,7 @@ export function follow(path, handlers, { ask = `${root}/api/changes?limit=1`, re
   let heard = 0;
   let beats = false;
   let stopped = false;
-  let away = false;
+  let away = ""; // "away" or "forbidden" if the console answers, but Redis does not, or refuses
   let resting = false;
 
   function open() {
@@ -46,7 +46,7 @@ export function follow(path, handlers, { ask = `${root}/api/changes?limit=1`, re
     const own = (source = new EventSource(typeof path === "function" ? path() : path));
     source.onopen = () => {
       failures = 0;
-      away = false;
+      away = "";
       heard = Date.now();
       byId("cut").hidden = true;
       opened();
@@ -55,7 +55,7 @@ export function follow(path, handlers, { ask = `${root}/api/changes?limit=1`, re
       if (own !== source) return;
       failures += 1;
       close();
-      showLink(away ? "away" : "cut");
+      showLink(away || "cut");
       timer = setTimeout(knock, Math.min(300 * 2 ** failures, LONGEST) * (0.5 + Math.random() / 2));
     };
     for (const [name, handle] of Object.entries(handlers)) {
@@ -78,6 +78,7 @@ export function follow(path, handlers, { ask = `${root}/api/changes?limit=1`, re
     } catch {
       // no connection; the next try follows
     }
+    const said = answer?.status === 503 ? await answer.text().catch(() => "") : "";
     if (resting || stopped) return;
     if (answer?.type === "opaqueredirect" || answer?.status === 401) {
       location.assign(`${root}/login?next=${encodeURIComponent(location.pathname + location.search)}`);
@@ -87,9 +88,9 @@ export function follow(path, handlers, { ask = `${root}/api/changes?limit=1`, re
       refused(error || String(answer.status));
       timer = setTimeout(open, LONGEST);
     } else {
-      away = answer?.status === 503; // the console answers, Redis does not
-      if (away) showLink("away");
-      byId("cut").hidden = away || failures < PATIENCE;
+      away = answer?.status !== 503 ? "" : said.includes("(no_permission)") ? "forbidden" : "away";
+      if (away) showLink(away);
+      byId("cut").hidden = Boolean(away) || failures < PATIENCE;
       open();
     }
   }
