@@ -169,17 +169,20 @@ def test_answers_wait_for_nobody(redis_url: str) -> None:
         assert channel.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_port_that_is_taken_is_named() -> None:
-    """With what to do."""
+def test_where_it_cannot_listen_is_named() -> None:
+    """A port that is taken, or an address of another machine; with what to do."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with (
-            pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}.*--port"),
-            open_socket(WebConfig(port=port)),
-        ):
-            pass
+        for host, name in (("127.0.0.1", "port"), ("192.0.2.1", "host")):
+            with (
+                pytest.raises(ConfigurationError) as caught,
+                open_socket(WebConfig(host=host, port=port, users=USERS)),
+            ):
+                pass
+            assert str(caught.value).startswith(f"{name}: '{host}:{port}'")
+            assert str(caught.value).endswith(f"Choose another one with --{name}.")
 
 
 @pytest.mark.parametrize(
@@ -277,6 +280,15 @@ def test_a_password_line_is_made(
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         assert main(["console", "password", "operator"]) == 2
     assert "short" not in capsys.readouterr().err
+    for errors in ("strict", "surrogateescape"):  # the latter in the locale C.UTF-8
+        raw = io.BytesIO("geheim-密码-geheim\n".encode("gbk"))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw, "utf-8", errors))
+        assert main(["console", "password", "operator"]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert "it has to be text in utf-8" in printed.err
+        assert "geheim" not in printed.err
+        assert "Traceback" not in printed.err
     assert main(["console", "password", "operator", "geheim-geheim"]) == 2
 
     class Terminal(io.StringIO):

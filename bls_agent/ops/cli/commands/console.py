@@ -174,7 +174,8 @@ def _ask_password(invocation: Invocation) -> str:
     if sys.stdin is None or not sys.stdin.isatty():
         try:
             line = sys.stdin.readline(LONGEST_LINE).rstrip("\r\n") if sys.stdin else ""
-        except UnicodeDecodeError as error:
+            line.encode()  # fails if Python has kept invalid bytes as surrogates
+        except (UnicodeDecodeError, UnicodeEncodeError) as error:
             rule = f"it has to be text in {error.encoding}"
             raise ConfigurationError("password", "***", rule) from None
         if not line:
