@@ -165,12 +165,25 @@ async def test_a_project_that_is_not_there(
     """Close names are suggested; nothing is created; exit code 1."""
     await redis.set(f"{project}_项目状态", "在线")
     missing = project.replace("测试", "测式")
-    for words in (["status", missing], ["logs", missing]):
+    for words in (
+        ["status", missing],
+        ["logs", missing],
+        ["withdraw", missing, "1"],
+        ["requeue", missing, "1"],
+        ["discard", missing, "--all"],
+        ["wait", missing, "1", "--timeout", "0.1"],
+    ):
         ran = await bls(*words)
-        assert ran.code == 1
-        assert missing in ran.said
-        assert project in ran.said.splitlines()[1]
+        assert ran.code == 1, words
+        assert missing in ran.said, words
+        assert f"Did you mean {project}" in ran.said, words
         assert ran.out == b""
+        there = [project if word == missing else word for word in words]
+        assert "Did you mean" not in (await bls(*there)).said, there
+        ran = await bls(words[0], "完全不同的名称", *words[2:])
+        assert ran.code == 1, words
+        assert "Did you mean" not in ran.said, words
+        assert "bls-agent projects" in ran.said, words
     assert await redis.exists(f"{missing}_项目控制台", f"{missing}_控制") == 0
 
 
@@ -313,9 +326,12 @@ async def test_what_waits(
     assert (told["projectName"], told["id"]) == (project, "a")
     assert told["args"]["员工号"] == "[redacted]"
     ran = await bls("withdraw", project, "a")
-    assert (ran.code, "was taken, or never sent" in ran.said) == (1, True)
-    ran = await bls("forget", project)
-    assert (ran.code, "is online" in ran.said) == (1, True)
+    assert (ran.code, "it was taken or withdrawn, or" in ran.said) == (1, True)
+    for status in ("在线", "故障"):  # without an expiry: nobody may be there any more
+        await redis.set(f"{project}_项目状态", status)
+        ran = await bls("forget", project)
+        assert (ran.code, f"{project} seems to run" in ran.said) == (1, True)
+        assert "If it has ended already, add --force" in ran.said
     ran = await bls("forget", project, "--force")
     assert ran.text.splitlines() == sorted(
         f"{project}_{suffix}" for suffix in ("控制", "项目控制台", "项目状态")

@@ -115,6 +115,32 @@ async def test_failed_and_requeue(
         assert "No request has failed" in ran.said
 
 
+async def test_requests_that_fail_again_meanwhile(
+    bls: Bls,
+    own_server: DevServer,
+    news: RequestQueue,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker fails a request again before the rest is counted: nothing is left over."""
+    requeue = RequestQueue.requeue_failed
+
+    async def requeue_and_fail(queue: RequestQueue) -> int:
+        count = await requeue(queue)
+        worker = RequestQueue(own_server.url, "新闻", "daily", max_retries=0)
+        async with worker, worker.take(5) as taken:
+            assert taken is not None
+            await taken.fail("HTTP 503")
+        return count
+
+    async with news:
+        await fail_one(news)
+        monkeypatch.setattr(RequestQueue, "requeue_failed", requeue_and_fail)
+        words = ("crawl", "requeue", "新闻", "--spider", "daily", "--json")
+        told = await bls(*words, url=own_server.url)
+        assert (told.code, orjson.loads(told.out)["left"]) == (0, 0)
+        assert (await news.stats()).failed == 1
+
+
 async def test_cleanup(
     bls: Bls, own_server: DevServer, admin: Redis, news: RequestQueue
 ) -> None:

@@ -79,6 +79,9 @@ async def test_redis_refuses(
     ran = await bls(*words, url=url)
     assert ran.code == 1
     assert "no_permission" in ran.said
+    said = " ".join(ran.said.split())
+    assert "`bls-agent acl --console`" in said
+    assert "--crawl, --assets, --runs or --workers" in said
     assert "Traceback" not in ran.said
 
 

@@ -165,6 +165,16 @@ async def test_a_search_through_the_log(
     assert [orjson.loads(line)["message"] for line in answer.content.splitlines()] == [
         "很早"
     ]
+    for _ in range(5):  # more than one search reads
+        await redis.rpush(log_key(project), *[orjson.dumps(later)] * 2_000)
+    await redis.rpush(log_key(project), orjson.dumps(first | {"message": "很晚"}))
+    for limit, messages in ((1_000, ["很早", "很晚"]), (1, ["很晚"])):
+        answer = await client.get(f"{path}&level=error&limit={limit}&format=ndjson")
+        lines = answer.content.splitlines()
+        assert [orjson.loads(line)["message"] for line in lines] == messages
+    found = (await client.get(f"{path}&level=error")).json()
+    assert len(found["logs"]) == 1  # the answer in JSON is one search
+    assert found["before"]
     await redis.ltrim(log_key(project), -5, -1)
     gone = (await client.get(f"{path}&q=x&before={some['before']}")).json()
     assert (gone["logs"], gone["trimmed"]) == ([], True)
@@ -243,7 +253,8 @@ async def test_a_page_withdraws_and_forgets(
     answer = await client.post(path, data={"id": "<1>"}, headers=own)
     assert "Withdrawn: 1" in answer.text
     answer = await client.post(path, data={"id": "<1>"}, headers=own)
-    assert "The command &lt;1&gt; is no longer in the queue" in answer.text
+    gone = "The command &lt;1&gt; is no longer in the queue: it was taken or withdrawn."
+    assert gone in answer.text
     assert await redis.llen(f"{project}_控制") == 1
     await redis.rpush(f"{project}_控制", *[f'{{"id":"{n}"}}' for n in range(30)])
     await eventually_counted(client, project, 31)
@@ -255,7 +266,6 @@ async def test_a_page_withdraws_and_forgets(
     await redis.set(status_key(project), "在线")
     path = f"/fragments/forget?{query}"
     assert "is online" in (await client.post(path, headers=own, data={})).text
-    assert "Delete project" not in (await client.get(f"/fragments/queue?{query}")).text
     await redis.set(status_key(project), "离线")
     answer = await client.post(path, headers=own, data={})
     assert answer.headers["hx-redirect"] == "/"
@@ -266,6 +276,31 @@ async def test_a_page_withdraws_and_forgets(
     lost = RedisUnavailableError("timeout", "no reply", ambiguous=True)
     note = describe_failure(load_texts("web", "en"), "not_withdrawn", lost)
     assert "may have been done" in note
+
+
+@pytest.mark.parametrize(
+    ("status", "may_forget"), [(None, True), ("running", False), ("在线", False)]
+)
+async def test_what_waits_is_shown_whatever_the_status(
+    client: httpx.AsyncClient,
+    redis: Redis,
+    project: str,
+    status: str | None,
+    may_forget: bool,
+) -> None:
+    """Also if it is no valid one; only who is offline may be deleted."""
+    await redis.rpush(f"{project}_控制", '{"id":"1","command":"等待"}')
+    dead = f"bls_agent:{{{project}_控制}}:dead"
+    await redis.rpush(dead, '{"id":"2","command":"导入"}')
+    if status:
+        await redis.set(status_key(project), status)
+    path = f"/fragments/queue?projectName={quote(project)}&lang=en"
+    answer = await client.get(path)
+    await redis.delete(dead)
+    assert answer.status_code == 200
+    assert "等待" in answer.text
+    assert "导入" in answer.text
+    assert ("Delete project" in answer.text) is may_forget
 
 
 async def test_dead_letters_and_what_is_in_hand(

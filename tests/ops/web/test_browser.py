@@ -433,8 +433,14 @@ def test_a_search_reaches_the_whole_list(
         assert [orjson.loads(line)["message"] for line in lines] == ["很早", "又一条"]
         page.reload()
         looked.wait("document.querySelectorAll('#records .row').length === 2")
+        page.fill("#search", "id=my-1")
+        looked.wait(
+            "document.querySelector('#log-top').textContent.includes('没有符合')"
+        )
+        foreign.log(record("一", trace_id="my-1"), record("二", commandId="my-1"))
+        last_is(looked, "二")
+        assert page.locator("#records .row").count() == 2
         page.fill("#search", "")
-        last_is(looked, "又一条")
         looked.wait("document.querySelectorAll('#records .row').length === 200")
         page.click("#narrow summary")
         page.fill("#logger", "pay")
@@ -874,10 +880,10 @@ def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
             assert "状态未知" in looked.texts("#history .unknown")[0]
 
 
-def test_redis_is_slow_at_the_start(
+def test_redis_is_slow_at_the_start_and_refuses_later(
     browser: Any, project: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both pages say that they are reading, not that there is nothing, and go on by themselves."""
+    """Both pages say that they are reading, or which rights are missing, and go on by themselves."""
     monkeypatch.setattr(watch, "READY", 0.05)
     with DevServer() as server:
         with Redis.from_url(server.url, protocol=2) as redis:

@@ -29,6 +29,8 @@ def test_times_are_local_and_their_zone_is_named(
             at("2026-01-12T15:59:58.250Z", "一"),
             at("2026-01-12T16:00:01.000Z", "二"),
             at("2026-01-12T16:00:02.000+00:00", "三"),
+            at("2026-01-12T16:00:03.500", "without a zone it is UTC"),
+            at("2026-01-12 16:00:04", "also with a blank"),
             at("nonsense", "四"),
         )
         command = {"id": "1", "timestamp": "2026-01-12T20:30:00.000Z", "command": "x"}
@@ -42,20 +44,22 @@ def test_times_are_local_and_their_zone_is_named(
                 "Emulation.setTimezoneOverride", {"timezoneId": "Asia/Shanghai"}
             )
             looked.open_project(project)
-            looked.wait("document.querySelectorAll('#records .row').length === 4")
+            looked.wait("document.querySelectorAll('#records .row').length === 6")
             assert looked.texts("#records time") == [
-                "23:59:58.250", "00:00:01.000", "00:00:02.000", "nonsense",
+                "23:59:58.250", "00:00:01.000", "00:00:02.000", "00:00:03.500",
+                "00:00:04.000", "nonsense",
             ]  # fmt: skip
             days = "[...document.querySelectorAll('#records .row')].map((row) => row.dataset.day ?? '')"
             looked.wait(
-                f'JSON.stringify({days}) === \'["2026-01-12","2026-01-13","",""]\''
+                f'JSON.stringify({days}) === \'["2026-01-12","2026-01-13","","","",""]\''
             )
             titles = [
                 one.get_attribute("title")
                 for one in page.locator("#records time").all()
             ]
             assert titles[0] == "2026-01-12 15:59:58.250 UTC"
-            assert titles[3] == "nonsense"
+            assert titles[3] == "2026-01-12 16:00:03.500 UTC"
+            assert titles[5] == "nonsense"
             waiting = page.locator("#waiting .facts time")
             waiting.wait_for()
             assert waiting.text_content() == "2026-01-13 04:30:00"
