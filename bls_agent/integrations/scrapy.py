@@ -296,10 +296,8 @@ class CrawlScheduler(BaseScheduler):
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
         """Make the scheduler. Scrapy calls this method."""
-        df = build_from_crawler(
-            load_object(crawler.settings["DUPEFILTER_CLASS"]), crawler
-        )
-        return cls(crawler, df)
+        dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
+        return cls(crawler, build_from_crawler(dupefilter, crawler))
 
     # In the reactor's thread:
 
@@ -327,9 +325,8 @@ class CrawlScheduler(BaseScheduler):
     def close(self, reason: str) -> Deferred[None]:
         """Return unstarted requests to the queue, and end. Scrapy calls this method."""
         self._finish()
-        if self._memory:
-            text = "%d requests that stood in memory alone are lost"
-            _log.warning(text, len(self._memory))
+        if lost := len(self._memory):
+            _log.warning("%d requests that stood in memory alone are lost", lost)
         self._df.close(reason)
         return self._deferred(self._close).addBoth(self._stop_thread)
 
@@ -581,9 +578,8 @@ class CrawlScheduler(BaseScheduler):
             task.cancel()
         if awaited := self._holding | self._pushing | self._ending:
             await asyncio.wait(awaited, timeout=CLOSE_TIME)
-        if self._pushing:
-            text = "%d requests did not reach Redis and are lost"
-            _log.warning(text, len(self._pushing))
+        if lost := len(self._pushing):
+            _log.warning("%d requests did not reach Redis and are lost", lost)
         try:
             if self._cleanup:
                 await self._clean_up()

@@ -115,6 +115,10 @@ def test_a_missing_right_is_said_by_name(caplog: pytest.LogCaptureFixture) -> No
     """What is weaker, once, and what the parts say of it is not said again."""
     throttled_log = ThrottledLog(Clock())
     refused = RedisRefusedError("no_permission", "no permissions to run the 'lpop'")
+    for consequence in ("not served", "not served", "not seen"):
+        throttled_log.warn(consequence, refused)  # nobody looks for missing rights yet
+    assert len(of_package(caplog)) == 2
+    caplog.clear()
     for _ in range(3):
         throttled_log.note_denied(
             [("BLPOP", "a_控制", 2), ("LPOP", "a_控制", 3)], [None, refused]

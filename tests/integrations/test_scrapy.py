@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 
+from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.crawl import CrawlRequest, RequestQueue
+from bls_agent.devserver import DevServer
+from tests.harness import eventually, url_with_rights
 from tests.soak.scrapy_fleet import Crawler, Site, crawl_and_kill, serve
 
 if TYPE_CHECKING:
@@ -281,6 +285,49 @@ async def test_a_redis_that_is_away_is_said_at_once(spider: Any) -> None:
     with pytest.raises(RedisUnavailableError):
         await scheduler.open(spider).asFuture(loop)
     await scheduler.close("failed").asFuture(loop)
+
+
+async def test_a_refusal_is_told_and_has_long_pauses(
+    own_server: DevServer,
+    admin: AsyncRedis,
+    spider: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the right to scripts nothing is taken or queued, and the log says why."""
+    from scrapy.utils.test import get_crawler  # noqa: PLC0415 - see above
+
+    from bls_agent.integrations.scrapy import CrawlScheduler  # noqa: PLC0415
+
+    pauses: list[float] = []
+
+    class Pauses(Backoff):
+        def failed(self, *, permanent: bool = False, longest: bool = False) -> float:
+            pauses.append(super().failed(permanent=permanent, longest=longest))
+            return pauses[-1]
+
+    monkeypatch.setattr("bls_agent.integrations.scrapy.Backoff", Pauses)
+    monkeypatch.setattr("bls_agent.integrations.scrapy.CLOSE_TIME", 0.1)
+    rights = ("~*", "+@all", "-evalsha", "-eval")
+    settings = {
+        "ADDONS": {"bls_agent.integrations.scrapy.CrawlAddon": 500},
+        "PROJECT_NAME": new_project(),
+        "BLS_REDIS_URL": await url_with_rights(admin, own_server, *rights),
+    }
+    crawler = get_crawler(type(spider), settings)
+    crawler.spider = spider
+    scheduler = CrawlScheduler.from_crawler(crawler)
+    loop = asyncio.get_running_loop()
+    await scheduler.open(spider).asFuture(loop)
+    assert scheduler.enqueue_request(request())
+    texts = ["requests are not taken: ", "requests are not queued: "]
+    await eventually(lambda: all(one in caplog.text for one in texts))
+    told = [one for one in caplog.messages if one.startswith(tuple(texts))]
+    assert len(told) == 2
+    assert all("(no_permission)" in one for one in told)
+    await scheduler.close("finished").asFuture(loop)
+    assert pauses
+    assert min(pauses) >= 30
 
 
 async def test_an_empty_spider_name_is_the_project(redis_url: str, spider: Any) -> None:

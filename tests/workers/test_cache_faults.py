@@ -146,6 +146,8 @@ async def test_a_read_only_user(
         assert [await load(), await load()] == ["value"] * 2
         stats = cache.stats(load)
         assert (stats.computed, stats.hits, stats.redis_failures) == (2, 0, 2)
+        (warning,) = [one for one in caplog.messages if "is not cached" in one]
+        assert "(no_permission)" in warning
         with pytest.raises(RedisUnavailableError):
             await cache.clear(load)
 
