@@ -372,9 +372,10 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        pairs = cast("dict[object, Any]", value).items()
+        return {key: _plain(one) for key, one in pairs}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(one) for one in cast("list[Any]", value)]
     return value
 
 
@@ -393,12 +394,13 @@ def item_fingerprint(item: object) -> str:
     Raises:
         ConfigurationError: The item cannot be written as JSON.
     """
+    plain: Any = item
     try:
-        if is_dataclass(item) and not isinstance(item, type):
-            item = _plain(item)
-        elif isinstance(item, Mapping):
-            item = dict(cast("Mapping[object, object]", item))
-        payload = encode_sorted(decode(encode_strictly("item", item)))
+        if is_dataclass(plain):
+            plain = _plain(plain)
+        elif isinstance(plain, Mapping):
+            plain = dict(cast("Mapping[object, object]", plain))
+        payload = encode_sorted(decode(encode_strictly("item", plain)))
     except (TypeError, RecursionError) as error:
         rule = f"it must be a value that JSON can hold ({error})"
         raise ConfigurationError("item", item, rule) from None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections import UserDict
-from dataclasses import dataclass
+from collections import Counter, UserDict, defaultdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -66,6 +67,22 @@ def test_each_part_follows_its_length() -> None:
     assert hashlib.sha256(page).hexdigest() == fingerprint(CrawlRequest(PAGE))
 
 
+@pytest.mark.parametrize(
+    ("host", "form"),
+    [
+        ("::ffff:1.2.3.4", "::ffff:102:304"), ("::FFFF:102:0304", "::ffff:102:304"),
+        ("0:0:0:0:0:FFFF:0:1", "::ffff:0:1"), ("::ffff:1.2.3.4%a", "::ffff:102:304%a"),
+        ("::1.2.3.4", "::102:304"), ("::ffff:0:1.2.3.4", "::ffff:0:102:304"),
+        ("64:ff9b::1.2.3.4", "64:ff9b::102:304"), ("2001:DB8:0:0:1:0:0:1", "2001:db8::1:0:0:1"),
+        ("fe80::1%eth0", "fe80::1%eth0"), ("::", "::"),
+    ],
+)  # fmt: skip
+def test_an_ipv6_address(host: str, form: str) -> None:
+    """It has one form with every version of Python, which has no decimal part."""
+    assert canonical_url(f"http://[{host}]/") == f"http://[{form}]/"
+    assert canonical_url(f"http://[{form}]/") == f"http://[{form}]/"
+
+
 def test_only_named_headers_count() -> None:
     """Their case does not; a header without a value is another than none."""
     plain, one = CrawlRequest(PAGE), CrawlRequest(PAGE, headers={"ACCEPT": "a"})
@@ -94,6 +111,14 @@ class Price:
     price: float
 
 
+@dataclass
+class Shelf:
+    books: list[Price]
+    found: Any
+    _place: Price
+    _note: str = "茶"
+
+
 class Book(scrapy.Item):
     price = scrapy.Field()
     title = scrapy.Field()
@@ -118,10 +143,39 @@ def test_equal_items_agree() -> None:
     assert len({item_fingerprint(item) for item in [*items, *others]}) == 5
 
 
+NESTED: dict[str, Any] = {
+    "books": [{"title": "茶", "price": 3.5}],
+    "found": {"a": 2, "b": 1},
+    "_place": {"title": "左", "price": 0.0},
+    "_note": "茶",
+}
+
+
+@pytest.mark.parametrize("make", [dict, Counter, lambda found: defaultdict(int, found)])
+def test_a_dataclass_in_a_dataclass(make: Any) -> None:
+    """Each counts as a dict of all its fields, and each kind of dict as a dict."""
+    shelf = Shelf([Price("茶", 3.5)], make(NESTED["found"]), Price("左", 0.0))
+    assert item_fingerprint(shelf) == item_fingerprint(NESTED)
+    assert shelf.found == NESTED["found"]
+    if make is dict:
+        assert asdict(shelf) == NESTED
+
+
+def cyclic_item() -> Price:
+    """Make a dataclass that holds itself."""
+    price = Price("茶", 1.0)
+    price.title = [{"a": price}]  # type: ignore[assignment]
+    return price
+
+
 @pytest.mark.parametrize(
     "item",
-    [{"a": float("nan")}, {1: 2}, {"a": {1}}, object(), "\ud800", {"a": 2**70}, Price],
-)
+    [
+        {"a": float("nan")}, {1: 2}, {"a": {1}}, object(), "\ud800", {"a": 2**70}, Price,
+        Price("茶", Lock()), cyclic_item(), {"a": [cyclic_item()]},  # type: ignore[arg-type]
+    ],
+    ids=range(10),
+)  # fmt: skip
 def test_an_item_that_json_cannot_hold(item: object) -> None:
     """It is refused: no stand-in, or different items would become equal."""
     with pytest.raises(ConfigurationError, match=r"^item: .*JSON can hold"):

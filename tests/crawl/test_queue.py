@@ -24,6 +24,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, RedisUnavailableError, WrongTypeError
+from bls_agent.core.codec import decode_object
 from bls_agent.crawl import (
     CrawlRequest,
     RedisKeyManager,
@@ -999,9 +1000,12 @@ async def test_a_refused_end_is_sent_again(
 
 
 async def test_an_end_without_a_right_waits_for_the_right(
-    own_server: DevServer, admin: Redis
+    own_server: DevServer, admin: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where a refusal to another task comes in between, until the lease is over."""
+    """Also where a refusal to another task comes in between, until the lease is over.
+
+    The log names the missing right, once.
+    """
     await execute(admin, "ACL", "SETUSER", "crawler", "on", ">geheim", "~*", "+@all")
     url = own_server.url.replace("redis://", "redis://crawler:geheim@")
     async with RequestQueue(url, "新闻", lease=2) as queue:
@@ -1025,6 +1029,8 @@ async def test_an_end_without_a_right_waits_for_the_right(
         async with queue.take() as again:
             assert again is not None
             assert again.attempt == 2
+    (warning,) = [one for one in caplog.messages if "(no_permission)" in one]
+    assert warning.startswith("the crawl queue is not served: ")
 
 
 async def test_simple_mode_repeats_a_refused_failure_for_the_time_of_a_lease(
@@ -1255,6 +1261,32 @@ async def test_the_oldest_failed_request_is_queued_first(
             assert taken is not None
             urls.append(taken.request.url)
     assert urls == [page(number).url for number in (3, 0, 1, 2)]
+
+
+async def test_a_failed_request_comes_back_as_it_was(
+    redis_url: str, redis: Any, name: str
+) -> None:
+    """Integers over 64 bits stay integers; what a peer has written besides is kept."""
+    request = CrawlRequest(PAGE.url, meta={"id": 2**100, "all": [-(2**70), 1.5, "茶"]})
+    peer = b'{"own" : [%d],\n "url": "https://example.org/1"}' % 2**90
+    manager = RedisKeyManager(name)
+    await redis.hset(manager.get_requests_data_key(), "peer", peer)
+    await redis.zadd(manager.get_requests_queue_key(), {"peer": -1})
+    async with RequestQueue(redis_url, name, max_retries=0) as queue:
+        await queue.push(request)
+        for _ in range(2):
+            async with queue.take() as taken:
+                assert taken is not None
+                await taken.fail("404")
+        newest, oldest = await queue.failed()
+        assert (newest.request, oldest.request) == (request, page(1))
+        assert decode_object(newest.raw)["request"] == decode_object(request.encode())
+        assert decode_object(oldest.raw)["request"]["own"] == [2**90]
+        assert await queue.requeue_failed() == 2
+        async with queue.take() as first, queue.take() as second:
+            assert first is not None
+            assert second is not None
+            assert [first.request, second.request] == [page(1), request]
 
 
 async def test_two_requeue_at_once(
