@@ -148,10 +148,11 @@ class _Listing:
 class GitHubSource:
     """A branch of a repository on GitHub, GitHub Enterprise or a server with this API.
 
-    A check for changes sends one request. If nothing has changed, this request does not
-    count against the rate limit. All files are read from the commit that the check has
-    returned, and the SHA of each content is checked. Twenty or more files are
-    downloaded as one archive, fewer files one by one.
+    A check for changes sends one request. If nothing has changed, GitHub does not count
+    this request against the rate limit of a token. Without a token, GitHub counts every
+    request. All files are read from the commit that the check has returned, and the SHA
+    of each content is checked. Twenty or more files are downloaded as one archive,
+    fewer files one by one.
 
     After a server error, a timeout or an incomplete answer the request is sent again,
     at most four times in all. If a rate limit ends within ``max_wait``, the source

@@ -120,7 +120,9 @@ class AssetLibrary(Store):
         Raises:
             ConfigurationError: The id is no text, or it is empty.
         """
-        key = metadata_key(check_text("id", asset_id))
+        if not check_text("id", asset_id):
+            raise ConfigurationError("id", asset_id, "it is not empty")
+        key = metadata_key(asset_id)
         try:
             pairs = pair(await self._read(key, "HGETALL"))
             return Asset.read(pairs) if pairs else None

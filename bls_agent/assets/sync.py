@@ -435,9 +435,8 @@ async def _acquire(lease: Lease) -> bool:
 
 
 def _is_unchanged(state: SyncState, head: Head, base_path: str) -> bool:
-    report = state.report or SyncReport(
-        status="complete"
-    )  # a peer's sync writes no report
+    # The synchronisation of another program writes no report.
+    report = state.report or SyncReport(status="complete")
     return (
         state.sync_status == "idle"
         and state.last_commit_sha == head.commit

@@ -198,14 +198,15 @@ async def test_an_error_can_be_printed(tmp_path: Path) -> None:
     ("folder", "base"),
     [
         ("nowhere", ""), ("", ".."), ("", "d"), ("", "f"),
-        ("", "."), ("", "./e"), ("", "e//g"), ("", "e/../e"),
+        ("", "."), ("", "./e"), ("", "e//g"), ("", "e/../e"), ("", ".h"), ("", "e/.b/"),
     ],
 )  # fmt: skip
 def test_a_folder_that_cannot_be(tmp_path: Path, folder: str, base: str) -> None:
     """There has to be one, and the base path lies inside of it."""
     (tmp_path / "f").write_text("")
     (tmp_path / "d").symlink_to("/")
-    (tmp_path / "e" / "g").mkdir(parents=True)
+    for inner in ("e/g", "e/.b", ".h"):  # hidden files are never read
+        (tmp_path / inner).mkdir(parents=True)
     with pytest.raises(ConfigurationError):
         DirectorySource(tmp_path / folder, base_path=base)
 

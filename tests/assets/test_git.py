@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import socket
 import sys
 import tracemalloc
@@ -121,6 +123,17 @@ async def test_a_server_that_says_nothing() -> None:
         assert mute._threads.stuck == 1
     await eventually(lambda: mute._threads.stuck == 0)
     gc.collect()
+
+
+async def test_a_connection_that_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's error is told, not the limit of the whole call."""
+
+    def connect(*_: object) -> None:
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    monkeypatch.setattr("dulwich.client.TCPGitClient._connect", connect)
+    with pytest.raises(SourceError, match=r"TimeoutError: .*timed out"):
+        await GitSource("git://127.0.0.1/r.git").head()
 
 
 async def test_a_download_has_a_bound(

@@ -371,6 +371,7 @@ async def test_another_address_without_the_token(github: GitHub) -> None:
         {"repo": "acme"}, {"repo": "acme/a/b"}, {"repo": "acme/.."}, {"repo": "a b/c"},
         {"branch": "a b"}, {"branch": "../x"}, {"branch": "-x"}, {"branch": "a\n"},
         {"base_path": "../x"}, {"base_path": "a\\b"}, {"base_path": "a//b"},
+        {"base_path": "a/.b"},
         {"token": "a b"}, {"token": "geheim\n"}, {"token": "密"},
         {"base_url": "ftp://h"}, {"base_url": "nothing"}, {"base_url": "https://"},
         {"base_url": "https://u:geheim@h/"}, {"base_url": "https://h/?a=geheim"},

@@ -14,9 +14,10 @@ from redis.asyncio import Redis
 from bls_agent import ConfigurationError, RedisUnavailableError, WrongTypeError
 from bls_agent.assets import AssetLibrary, AssetManifest, SyncState, parse_manifest
 from bls_agent.assets.library import find_added
+from bls_agent.core.errors import RedisRefusedError
 from bls_agent.devserver import DevServer
 from tests.engines import ClusterTopology
-from tests.harness import eventually
+from tests.harness import eventually, url_with_rights
 
 TOOL = """\
 id: google_search
@@ -264,9 +265,15 @@ async def test_a_time_that_cannot_be_read_is_repaired(
 
 
 async def test_an_asset_without_an_index_entry(
-    library: AssetLibrary, admin: Redis
+    library: AssetLibrary,
+    own_server: DevServer,
+    admin: Redis,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What another program wrote by MULTI, HSET and SADD is found by its category."""
+    """What another program wrote by MULTI, HSET and SADD is found by its category.
+
+    A key of another type is left out with a warning; a missing right is an error.
+    """
     await library.save(prompt("a"), path="a.yaml", sha="1")
     async with admin.pipeline(transaction=True) as multi:
         _ = multi.hset("asset:metadata:z", mapping={**PEER, "description": "长" * 101})
@@ -279,6 +286,27 @@ async def test_an_asset_without_an_index_entry(
     assert listed[1:] == [("z", "z", "prompt", "1.0.0", "长" * 100)]
     assert await library.list("tool") == []
     assert [one.id for one in await library.list()] == ["a"]
+    assert await library.list("prompt") == listed
+    (warning,) = [one for one in caplog.messages if "left out" in one]
+    assert warning.startswith("the asset 'typed' is left out: ")
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-hmget")
+    async with AssetLibrary(url) as without_right:
+        with pytest.raises(RedisRefusedError, match="no_permission"):
+            await without_right.list("prompt")
+
+
+@pytest.mark.parametrize("asset_id", ["cafe\u0301", "a ", " a", "a\n", "x" * 600])
+async def test_the_id_of_a_peer(
+    library: AssetLibrary, admin: Redis, asset_id: str
+) -> None:
+    """It is read, also if this package would not write it."""
+    peer = {**PEER, "id": asset_id}
+    await admin.hset(f"asset:metadata:{asset_id}", mapping=peer)
+    await admin.sadd("asset:category:prompt", asset_id)
+    assert [one.id for one in await library.list("prompt")] == [asset_id]
+    asset = await library.get(asset_id)
+    assert asset is not None
+    assert (asset.id, asset.name) == (asset_id, "z")
 
 
 async def test_deleting_from_an_unknown_category(
@@ -385,8 +413,9 @@ async def test_what_cannot_be_saved(library: AssetLibrary, path: str, sha: str) 
     """A path that leads elsewhere, no SHA, an id that is none."""
     with pytest.raises(ConfigurationError):
         await library.save(prompt("p"), path=path, sha=sha)
-    with pytest.raises(ConfigurationError):
-        await library.get("")
+    for no_id in ("", None, b"a"):
+        with pytest.raises(ConfigurationError, match=r"^id: "):
+            await library.get(no_id)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError):
         await library.delete("a\n")
 

@@ -117,7 +117,10 @@ async def test_first_and_next(
 async def test_a_broken_file_keeps_its_asset(
     sync: AssetSync, source: MemorySource, admin: Redis
 ) -> None:
-    """No parsing, no validity, no download, half a download, a link: all others go on."""
+    """No parsing, no validity, no download, half a download, a link: all others go on.
+
+    While the id of a file cannot be read, nothing is deleted.
+    """
     await sync.run()
     first = await commit_of(sync)
     before = {name: await sync.library.get(name) for name in "abcde"}
@@ -130,7 +133,8 @@ async def test_a_broken_file_keeps_its_asset(
     del source.files["j.yaml"]
     report = await sync.run()
     assert report.status == "failed"
-    assert (report.created, report.updated, report.deleted) == (("k",), ("f",), ("j",))
+    assert (report.created, report.updated, report.deleted) == (("k",), ("f",), ())
+    assert report.kept == tuple("abcdej")
     assert {fault.path: fault.line for fault in report.broken} == {
         "a.yaml": 1, "b.yaml": 2, "c.yaml": 0, "d.yaml": 0, "e.yaml": 0,
     }  # fmt: skip
@@ -148,6 +152,7 @@ async def test_a_broken_file_keeps_its_asset(
     source.files |= {f"{name}.yaml": manifest(name, "3.0.0") for name in "abe"}
     report = await sync.run()
     assert (report.status, report.updated) == ("complete", tuple("abcde"))
+    assert report.deleted == ("j",)
     assert await commit_of(sync) == report.commit
 
 
@@ -232,6 +237,51 @@ async def test_moved_and_renamed(sync: AssetSync, source: MemorySource) -> None:
     del source.files["d.yaml"]
     report = await sync.run()
     assert (report.kept, report.deleted) == (("c",), ("d",))
+
+
+async def test_moved_onto_the_path_of_another_asset(
+    sync: AssetSync, source: MemorySource
+) -> None:
+    """If the moved file cannot be downloaded, its asset is kept, and so is the other."""
+    await sync.run()
+    before = await sync.library.get("b")
+    source.files["a.yaml"] = source.files.pop("b.yaml")
+    source.failing = {"a.yaml"}
+    report = await sync.run()
+    assert (report.status, report.kept, report.deleted) == ("failed", ("a", "b"), ())
+    assert await sync.library.get("b") == before
+    assert await ids(sync) == "abcdefghij"
+    source.failing = set()
+    report = await sync.run()
+    assert (report.status, report.updated, report.deleted) == (
+        "complete",
+        ("b",),
+        ("a",),
+    )
+    after = await sync.library.get("b")
+    assert before is not None
+    assert after is not None
+    assert after.github_path == "a.yaml"
+    assert after.created_at == before.created_at
+
+
+async def test_another_base_path_is_a_change(
+    sync: AssetSync, source: MemorySource
+) -> None:
+    """Of the same commit, too: a wrong folder of the first run hides no asset later."""
+    source.files = {f"lib/{path}": text for path, text in source.files.items()}
+    source.files["docs/page.yaml.txt"] = b"no manifest"
+    source.base_path = "docs"
+    report = await sync.run()
+    assert (report.status, report.total, report.base_path) == ("complete", 0, "docs")
+    source.base_path = "lib"
+    assert (await sync.run(dry_run=True)).created == tuple("abcdefghij")
+    report = await sync.run()
+    assert (report.status, report.total) == ("complete", 10)
+    assert (await sync.run()).status == "unchanged"
+    state = await sync.library.sync_state()
+    assert state.report is not None
+    assert state.report.base_path == "lib"
 
 
 async def test_what_others_broke_is_mended(
