@@ -141,7 +141,7 @@ def _refuse_lossy(value: object) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(value)
     if isinstance(value, int) and abs(value) > _LARGEST:
-        message = "an integer has at most 308 digits, because no parser reads more"
+        message = "an integer is at most as large as the largest float, 1.8e308"
         raise ValueError(message)
     inner: object = ()
     if isinstance(value, Mapping):

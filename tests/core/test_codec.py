@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
@@ -84,12 +85,17 @@ def test_an_object_is_asked_for(payload: bytes) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [2**53 + 1, 2**63, 2**64 - 1, 2**64, -(2**63) - 1, 10**18, 10**100, -(10**300)],
+    [
+        2**53 + 1, 2**63, 2**64 - 1, 2**64, -(2**63) - 1, 10**18, 10**100, -(10**300),
+        int(sys.float_info.max),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_integers_are_exact(number: int) -> None:
     """An integer of any size that is read is the integer that was written."""
     assert codec.decode(b'{"n":%d}' % number) == {"n": number}
+    payload = codec.encode_strictly("args", [{"n": number}])
+    assert codec.decode(payload) == [{"n": number}]
 
 
 @given(st.binary() | st.text().map(str.encode))
@@ -355,6 +361,8 @@ STRICT: dict[str, Callable[[], object]] = {
     "lone surrogate": lambda: "\ud800",
     "cycle": cyclic_list,
     "object": Silent,
+    "401 digits": lambda: {"a": [10**400]},
+    "more than the largest float": lambda: -int(sys.float_info.max) - 1,
 }
 
 

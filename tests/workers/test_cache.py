@@ -87,7 +87,7 @@ async def test_the_function_stays_what_it_was(cache: FunctionCache) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, False, 0, "", [], {}, 1.5, -0.0, 2**70, "长沙", [[None]]]
+    "value", [None, False, 0, "", [], {}, 1.5, -0.0, 2**70, 10**300, "长沙", [[None]]]
 )
 async def test_a_result_comes_back_as_it_was(
     cache: FunctionCache, name: str, value: object
@@ -117,6 +117,7 @@ async def test_a_result_comes_back_as_it_was(
         (date(2026, 1, 12), "type"),
         (float("nan"), "not_finite"),
         ([1.0, float("inf")], "not_finite"),
+        ([{"a": -(10**400)}], "not_finite"),
         ("\ud800", "not_unicode"),
         ("x" * 2000, "too_large"),
     ],

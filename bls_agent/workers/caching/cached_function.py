@@ -386,7 +386,10 @@ def _encode_entry(name: str, result: object, now: float, limit: int) -> bytes:
     try:
         payload = encode_strictly("result", entry)
     except ConfigurationError as error:
-        raise _UnstorableError("not_unicode", error.rule) from None
+        is_text = isinstance(error.__context__, UnicodeError)
+        # Otherwise an integer is larger than every float.
+        reason = "not_unicode" if is_text else "not_finite"
+        raise _UnstorableError(reason, error.rule) from None
     if len(payload) > limit:
         detail = f"{len(payload):,} bytes, the limit is {limit:,}"
         raise _UnstorableError("too_large", detail)
