@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import anyio
 
-from bls_agent.core.codec import encode, parse_timestamp
+from bls_agent.core.codec import encode, encode_sorted, parse_timestamp
 from bls_agent.ops.conformance.judge import (
     Check,
     Fault,
@@ -87,9 +87,12 @@ async def check_sent(judge: ConsoleJudge, vector: Vector) -> Fault | None:
     }
     if record is None:
         return Fault("bad_record", {"problem": "JSON", "record": repr(sent)})
-    arguments: Any = record.get("args") or {}
+    arguments: Any = record.get("args")
+    arguments = {} if arguments is None else arguments
     seen = {"command": record.get("command"), "args": arguments}
-    return None if seen == wanted else Fault("other_command", {"seen": seen})
+    # The JSON is compared, too, because Python takes 1, 1.0 and true as equal.
+    same = seen == wanted and encode_sorted(seen) == encode_sorted(wanted)
+    return None if same else Fault("other_command", {"seen": seen})
 
 
 async def check_fields(judge: ConsoleJudge, vector: Vector) -> Fault | None:

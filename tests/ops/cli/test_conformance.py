@@ -167,6 +167,30 @@ async def test_a_console_with_flaws_fails(bls: Bls, words: str) -> None:
     assert b"MUST: 0 of 4 passed" in ran.out
 
 
+@pytest.mark.parametrize(
+    ("sent", "case", "code"),
+    [
+        ('{"command":"reload"}', 1, 0),
+        ('{"command":"reload","args":null}', 1, 0),
+        ('{"command":"reload","args":[]}', 1, 3),
+        ('{"command":"reload","args":""}', 1, 3),
+        ('{"command":"reload","args":0}', 1, 3),
+        ('{"command":"reload","args":false}', 1, 3),
+        ('{"command":"reload","args":{"count":3,"force":true}}', 2, 0),
+        ('{"command":"reload","args":{"force":1,"count":3}}', 2, 3),
+        ('{"command":"reload","args":{"force":true,"count":3.0}}', 2, 3),
+        (f'{{"command":"reload","args":{{"count":{10**30}}}}}', 2, 3),
+    ],
+)
+async def test_arguments_of_another_type_are_other_arguments(
+    bls: Bls, sent: str, case: int, code: int
+) -> None:
+    """Only ``null`` and no field at all mean the same as ``{}``."""
+    program = f"{FLAWED_CONSOLE} {shlex.quote(sent)} tail"
+    words = ["--cmd", program, "--case", f"002/console/sent/{case}"]
+    assert (await bls("conformance", "console", *words)).code == code
+
+
 @pytest.mark.parametrize("line", [" ", "./agent 'x"])
 async def test_a_command_line_without_a_program(bls: Bls, line: str) -> None:
     ran = await bls("conformance", "agent", "--cmd", line)
