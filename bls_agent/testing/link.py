@@ -7,6 +7,8 @@ and a server cannot stop listening and keep its connections.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 from collections.abc import AsyncGenerator, Callable, Container, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +26,8 @@ LOOPBACK: Final = "127.0.0.1"
 READ_SIZE: Final = 65_536
 QUEUED_READS: Final = 256
 RATE_STEP: Final = 0.02  # seconds of traffic that a link with a rate writes at once
+# The value of SO_LINGER with which the system sends RST, not FIN, at a close.
+RESET: Final = struct.pack("ii", 1, 0)
 
 
 class Direction(StrEnum):
@@ -365,7 +369,12 @@ class _Link:
 
     def reset(self) -> None:
         for _, writer in self._ways.values():
-            writer.transport.abort()
+            transport = writer.transport
+            with suppress(OSError):  # the socket is closed already
+                transport.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, RESET
+                )
+            transport.abort()
 
     async def _read(self, direction: Direction, queue: _Queue) -> None:
         reader, _ = self._ways[direction]
