@@ -208,7 +208,7 @@ class AgentFleet:
         """Open an agent on the server, wait until it is ready, and close it at the end.
 
         The agent's own URL and the status that its program has set are restored after
-        the block.
+        the block. Log records that the agent could not write are dropped.
 
         Args:
             agent: A closed agent. Its own URL is not used.

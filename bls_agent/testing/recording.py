@@ -84,11 +84,16 @@ class Recording:
 
     @contextmanager
     def on(self, endpoint: Endpoint) -> Generator[None]:
-        """Connect the agent to an endpoint and record it, until the block ends."""
+        """Connect the agent to an endpoint and record it, until the block ends.
+
+        At the end, waiting log records are dropped, because the next test has another
+        Redis. They are no finding.
+        """
         state, fields = state_of(self._agent), vars(self._agent)
         stream, board = state.stream, state.board
         before, put = fields["_endpoint"], stream.put
-        status = board.list_sources(time.monotonic())[board.HOST]
+        board.forget_sources()
+        _, status, reason = board.worst_source(time.monotonic())
 
         def record(item: AnyRecord) -> None:
             self.records.append(item)
@@ -102,8 +107,11 @@ class Recording:
             fields["_endpoint"], stream.put = before, put
             state.observers.remove(self)
             board.forget_sources()
-            board.set(board.HOST, status)
+            board.set(board.HOST, status, reason=reason)
             self.count(faults=self._newest.faults)
+            if not stream.delivery.running:  # else another block still uses the agent
+                stream.delivery.give_up("test_ended")
+                stream.report_drops()  # the next session must not log these drops
 
     def look(self) -> AgentStats:
         """Return the counters. From now on, they count as checked by the test."""

@@ -42,6 +42,7 @@ import sys
 import time
 import pytest
 from anyio import sleep_forever
+from contextlib import AsyncExitStack
 from functools import partial
 from unittest.mock import ANY
 from bls_agent import ArgumentError, Console, EventStore, ProjectAgent, RedisRefusedError, Status
@@ -217,6 +218,23 @@ async def test_another_condition(bls_fleet):
             assert agent.stats().logs_queued
             assert running.commands == []
         await eventually(lambda: running.assert_called_once_with("take"))
+
+async def test_what_waits_at_the_end_of_a_test_is_dropped(bls_fleet):
+    late = ProjectAgent("库存系统", reconnect_max=0.1, shutdown_timeout=0.1)
+    late.set_status(Status.FAULT, reason="no tea")
+    async with AsyncExitStack() as faults:
+        async with bls_fleet.run(late):
+            late.set_status(Status.ONLINE)
+            assert await late.flush(30)
+            await faults.enter_async_context(bls_fleet.redis_away())
+            late.log.info("left over")
+    assert late._state.board.reason(time.monotonic()) == "no tea"
+    assert late.stats().logs_queued == 0
+    async with bls_fleet.run(late) as running:
+        assert running.status is Status.FAULT
+        await running.call("ping")
+        logged = [e.message for e in await running.console.logs("库存系统")]
+        assert not [one for one in logged if "left over" in one or "dropped" in one]
 
 async def test_a_process_is_killed(bls_fleet):
     program = "from stock import agent; import anyio; agent._endpoint = None; anyio.run(agent.run)"
