@@ -224,8 +224,13 @@ class AgentFleet:
         with recording.on(Endpoint.of(self.url)):
             async with agent if lifespan is None else lifespan:
                 await agent.ready(within)
-                url, status = self.server_url, self._server.status
-                async with RunningAgent(agent, recording, url, status) as running:
+                async with RunningAgent(
+                    agent,
+                    recording,
+                    self._recordings,
+                    self.server_url,
+                    self._server.status,
+                ) as running:
                     yield running
 
     def status(self, project: str) -> Status | None:

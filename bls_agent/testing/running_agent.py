@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property
 from typing import Any, Final, Self, TypeVar
@@ -48,11 +48,13 @@ class RunningAgent:
         self,
         agent: ProjectAgent,
         recording: Recording,
+        recordings: Sequence[Recording],
         server_url: str,
         read_status: Callable[[str], Status | None],
     ) -> None:
         self.agent = agent
         self._recording = recording
+        self._recordings = recordings  # of all agents of the test
         self._server_url = server_url
         self._read_status = read_status
         self._opened = AsyncExitStack()
@@ -122,9 +124,10 @@ class RunningAgent:
         project = self.agent.project
         outcome = await self.console.call(project, command, sent, timeout=within)
         error: BaseException | None = None
-        for recorded in self.commands:
-            if recorded.id == outcome.command_id:
-                recorded.seen, error = True, recorded.exception
+        for recording in self._recordings:  # another replica may have taken the command
+            for recorded in recording.commands:
+                if recorded.id == outcome.command_id:
+                    recorded.seen, error = True, recorded.exception or error
         if not check:
             return outcome
         exception = exception_of(outcome, error)

@@ -125,6 +125,17 @@ async def test_an_outcome_that_call_did_not_wait_for(bls_fleet):
             lambda: running.assert_outcome("take", "failed", type="OutOfStock")
         )
 
+async def test_another_replica_takes_the_command(bls_fleet):
+    first = ProjectAgent("库存系统", replicas=True)
+    second = ProjectAgent("库存系统", replicas=True)
+    second.command("take")(agent._state.router.find("take").call)
+    async with bls_fleet.run(first) as idle, bls_fleet.run(second) as busy:
+        await first.pause()
+        with pytest.raises(OutOfStock, match="no 40 of 茶"):
+            await idle.call("take", goods="茶", count=40)
+        assert idle.commands == []
+        busy.assert_called_once_with("take")
+
 async def test_an_invoked_command_does_not_come_over_redis(bls_fleet):
     async with bls_fleet.run(agent) as running:
         assert not (await agent.invoke("take", goods="茶", count=40)).succeeded
