@@ -194,6 +194,8 @@ class AgentFleet:
     def __init__(self, server: FleetServer) -> None:
         self._server = server
         self._recordings: list[Recording] = []
+        self._denied: list[list[str]] = []  # the rights of each deny() that is on
+        self._full = 0  # number of full() that are on
         self.url: str = server.proxy.url
         self.server_url: str = server.server_url
 
@@ -303,16 +305,18 @@ class AgentFleet:
 
         Args:
             after_bytes: Number of bytes from the server before the break. The bytes of
-                all connections are counted from the beginning of the block.
+                all connections are counted from the beginning of the block, without
+                those in an inner block of ``cut``.
 
         Raises:
             AssertionError: The server has sent fewer bytes during the block.
         """
-        cut = self._server.proxy.examine = CutAfter(after_bytes)
+        proxy, cut = self._server.proxy, CutAfter(after_bytes)
+        outer, proxy.examine = proxy.examine, cut
         try:
             yield
         finally:
-            self._server.proxy.examine = None
+            proxy.examine = outer
         if not cut.fired:
             text = f"the server sent only {after_bytes - cut.left} bytes in the block"
             message = f"cut(after_bytes={after_bytes}): no connection was cut; {text}"
@@ -326,11 +330,14 @@ class AgentFleet:
             ConfigurationError: The server was chosen by ``BLS_REDIS_URL``.
         """
         self._require_own("full")
+        self._full += 1
         self._server.ask("CONFIG", "SET", "maxmemory", TINY)
         try:
             yield
         finally:
-            self._server.ask("CONFIG", "SET", "maxmemory", "0")
+            self._full -= 1
+            if not self._full:
+                self._server.ask("CONFIG", "SET", "maxmemory", "0")
 
     @asynccontextmanager
     async def deny(self, *rights: str) -> AsyncGenerator[None]:
@@ -350,12 +357,14 @@ class AgentFleet:
         except RedisUnavailableError as error:
             rule = f"commands or categories of Redis ({error.reason})"
             raise ConfigurationError("rights", rights, rule) from None
+        self._denied.append(names)
         async with self.during(breaks=True):
             try:
                 yield
             finally:
-                back = [f"+{name}" for name in names]
-                self._server.ask("ACL", "SETUSER", USER, *back)
+                self._denied.remove(names)
+                left = [f"-{name}" for denied in self._denied for name in denied]
+                self._server.ask("ACL", "SETUSER", USER, "+@all", *left)
 
     async def kill(self, process: Any) -> None:
         """End a process by SIGKILL, and wait until it has ended.

@@ -207,6 +207,25 @@ async def test_a_right_is_missing(bls_fleet):
             async with bls_fleet.deny("nonsense"):
                 pass
 
+async def test_an_inner_fault_leaves_the_outer_one_on(bls_fleet):
+    async with Console() as console:
+        send = partial(console.send, "库存系统", "take", TEA, create=True)
+        async with bls_fleet.deny("@write"):
+            async with bls_fleet.deny("rpush"):
+                pass
+            with pytest.raises(RedisRefusedError, match="permission"):
+                await send()
+        async with bls_fleet.full():
+            async with bls_fleet.full():
+                pass
+            with pytest.raises(Exception, match="maxmemory"):
+                await send()
+        async with bls_fleet.cut(after_bytes=1):
+            async with bls_fleet.cut(after_bytes=1):
+                await console.projects()
+            await console.projects()
+        await send()
+
 async def test_a_command_whose_reply_is_cut_is_not_lost(bls_fleet):
     safe = ProjectAgent("库存系统", mode="reliable", reconnect_max=0.1, prefetch=1)
     safe.command("take")(agent._state.router.find("take").call)
