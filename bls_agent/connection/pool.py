@@ -85,11 +85,16 @@ class ConnectionPool:
             await self._close_surplus()
 
     async def _leave_deposed(self, connection: Connection) -> None:
-        """Drop the connection if its server was replaced; check at most once a second."""
+        """Drop the connection if its server was replaced; check at most once a second.
+
+        On a cluster the check takes at most ``timeout``, because it may ask many nodes.
+        One sentinel is asked per check, which has a deadline of its own.
+        """
         now, server = anyio.current_time(), connection.server
         if server is not None and connection.connected and now >= self._glance_at:
             self._glance_at = now + GLANCE
-            await connection.leave_for(await connection.route.resolve(server))
+            with anyio.move_on_after(self._timeout if self.is_cluster else None):
+                await connection.leave_for(await connection.route.resolve(server))
 
     def pick(self, key: str = "") -> Connection:
         """Return the connection to the server of a key.

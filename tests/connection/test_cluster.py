@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import Any, cast
 
@@ -34,7 +34,7 @@ from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, RedisSource, Reply, Request
 from bls_agent.connection.faults import ends_connection, translate
 from bls_agent.connection.orphans import OrphanedConnection
-from bls_agent.connection.pool import KEPT
+from bls_agent.connection.pool import KEPT, ConnectionPool
 from bls_agent.connection.scripts import END_LEASE
 from bls_agent.connection.topology import (
     SlotRange,
@@ -787,6 +787,32 @@ async def test_what_was_lost_is_let_go_where_it_was(
         assert await BlockingConnection(zombie).collect() is None
     await zombie.aclose()
     await connections.aclose()
+
+
+async def test_frozen_nodes_do_not_delay_a_request(
+    topology: ClusterTopology, project: str
+) -> None:
+    """Whoever served the key before is asked, if no node says in time who does now."""
+    *others, owner = [topology.nodes[number] for number in (0, 1, 3, 2)]
+    key = f"{project_on(topology, owner, project)}_控制"
+    pool = ConnectionPool(Endpoint.of(topology.url), "test", timeout=0.3)
+    async with aclosing(pool):
+        assert await pool.read(key, "LLEN") == 0
+        cluster = pool._routes.cluster
+        assert cluster is not None
+        for node in others:
+            node.freeze()
+        try:
+            pool._glance_at = 0.0
+            cluster.distrust()
+            cluster._last = None
+            began = time.monotonic()
+            assert await pool.read(key, "LLEN") == 0
+            assert time.monotonic() - began < 0.9  # one node alone would take a second
+        finally:
+            for node in others:
+                node.thaw()
+    await topology.ready()
 
 
 @pytest.mark.parametrize("how", ["hanging", "killed"])
