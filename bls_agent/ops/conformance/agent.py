@@ -90,8 +90,21 @@ class AgentJudge:
     async def start(self) -> None:
         """Start the program, and wait until it has connected or ended."""
         await self.program.kill()  # what a program that has ended left behind
+        await self.break_links()
         self.program.start(self._tasks)
         await happens(self._has_connected, START)
+
+    async def break_links(self) -> None:
+        """Break the links of the program that was stopped.
+
+        A deaf link would stay, and Redis would send commands to it.
+        """
+        self.link.break_all()
+
+        async def are_gone() -> bool:
+            return not self.link.connections
+
+        await happens(are_gone, self.wire.patience)
 
     async def _has_connected(self) -> bool:
         return bool(self.link.connections) or self.program.exit_code is not None
@@ -324,13 +337,7 @@ async def check_away(judge: AgentJudge, _: Vector) -> Fault | None:
 async def check_waits(judge: AgentJudge, _: Vector) -> Fault | None:
     """Push a command while the program is stopped. The restarted program runs it."""
     await judge.program.stop()
-
-    async def is_gone() -> (
-        bool
-    ):  # else Redis sends the command to a connection of the dead program
-        return not judge.link.connections
-
-    await happens(is_gone, judge.wire.patience)
+    await judge.break_links()
     word = await judge.wire.echo()
     await judge.start()
     return await judge.runs(word, 2 * judge.wire.patience)

@@ -96,6 +96,15 @@ async def test_the_agent_without_a_flaw_passes(bls: Bls) -> None:
     assert await judge(bls, FLAWED, *cases) == dict.fromkeys(ids, "passed")
 
 
+async def test_an_agent_may_start_slowly(bls: Bls) -> None:
+    """Connections that were lost in the check before do not count as connected."""
+    ids = ["002/network/silent", "002/commands/waits"]
+    program = shlex.join(["sh", "-c", f"sleep 3; exec {FLAWED}"])
+    words = [word for vector_id in ids for word in ("--case", vector_id)]
+    found = await judge(bls, program, *words, "--patience", "0.6")
+    assert found == dict.fromkeys(ids, "passed")
+
+
 async def test_ours_passes_everything(bls: Bls, tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     words = ["--case", "002/[cls]*", "--junit", str(report)]
