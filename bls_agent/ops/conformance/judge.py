@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
@@ -12,14 +13,29 @@ import anyio
 
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.codec import JSONObject, decode_object
-from bls_agent.core.errors import DecodeError
-from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.core.errors import DecodeError, RedisRefusedError
+from bls_agent.core.keys import (
+    BROADCAST,
+    CONTROL,
+    DEAD_LETTERS,
+    DELIVERIES,
+    INFLIGHT_LISTS,
+    INSTANCES,
+    INTAKE,
+    OWNER,
+    PROJECT_CONSOLE,
+    PROJECT_STATUS,
+    SEEN,
+    place_beside,
+)
 from bls_agent.ops.conformance.vectors import Level, Vector
 from bls_agent.project.messages import Command
 
 POLL: Final = 0.02  # seconds between two checks
 RECENT: Final = 500  # newest records in which a word is searched
 WORD: Final = b"$WORD"
+# The keys of this package that stand beside the control list, one of each.
+OWN_KEYS: Final = (DELIVERIES, SEEN, DEAD_LETTERS, INTAKE)
 SENT_AT: Final = 1_768_221_300.0  # Unix seconds: 2026-01-12T12:35:00Z
 
 
@@ -71,8 +87,32 @@ class Wire:
         return await self._pool.call(key, command, *arguments)
 
     async def clear(self) -> None:
+        """Delete the keys of the project, also those that only this package writes."""
+        for key in await self._own_keys():
+            with suppress(RedisRefusedError):  # the agent may have had no right either
+                await self.call("DEL", key)
         for key in (self.status_key, self.log_key, self.control_key):
             await self.call("DEL", key)
+
+    async def _own_keys(self) -> list[str]:
+        """Return the keys that an agent of this package may have written."""
+        place = place_beside(self.control_key)
+        lists = INFLIGHT_LISTS.locate(place=place)
+        instances = INSTANCES.locate(place=place_beside(self.status_key))
+        found = [row.locate(place=place) for row in OWN_KEYS]
+        for name in await self._fields(lists):
+            found += [name, OWNER.locate(place=place_beside(name))]
+        for name in await self._fields(instances):
+            found.append(BROADCAST.locate(place=place, instance=name))
+        return [*found, lists, instances]
+
+    async def _fields(self, key: str) -> list[str]:
+        """Return the fields of a hash, or ``[]`` if Redis refuses to read it."""
+        try:
+            reply: list[bytes] = await self.call("HKEYS", key)
+        except RedisRefusedError:
+            return []
+        return [name.decode("utf-8", "surrogateescape") for name in reply]
 
     async def exists(self) -> bool:
         """Return whether Redis has any key of this project."""

@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 from bls_agent.ops.conformance.agent import CHECKS as AGENT_CHECKS
 from bls_agent.ops.conformance.console import CHECKS as CONSOLE_CHECKS
 from bls_agent.ops.conformance.vectors import Level, Side, load_vectors
+from tests.harness import execute
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import start_piped
 
@@ -239,6 +240,21 @@ async def test_a_program_that_cannot_be_started(
     first, second = await bls(*words), await bls(*words)
     assert (first.code, first.err) == (second.code, second.err)
     assert b"/nonexistent" in first.err
+
+
+async def test_own_keys_of_an_agent_are_deleted(
+    bls: Bls, redis: Redis, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of mode ``reliable`` and of replicas; the keys of another project stay."""
+    other = f"bls_agent:{{{project}二_控制}}:inflight"
+    await execute(redis, "HSET", other, "x", "0")
+    monkeypatch.setenv("BLS_MODE", "reliable")
+    monkeypatch.setenv("BLS_REPLICAS", "true")
+    words = ["--case", "002/commands/ping", "--project", project]
+    found = await judge(bls, OURS, *words)
+    assert found == {"002/commands/ping": "passed"}
+    assert await redis.keys(f"*{project}*") == [other.encode()]
+    await redis.delete(other)
 
 
 @pytest.mark.parametrize("program", ["waits", "has ended"])
