@@ -144,7 +144,9 @@ class CommandRunner:
         # a cancellation comes from the agent. Before that, a cancellation comes from
         # code that the handler has called.
         self.stopping = False
-        self.ended = False  # whether the agent no longer waits for running handlers
+        self.ended: bool = (
+            False  # whether the agent no longer waits for running handlers
+        )
 
     @property
     def caller(self) -> Message | None:
