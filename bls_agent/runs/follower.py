@@ -499,24 +499,31 @@ class Follower:
             return self._finish() if cursor.existed else self._seek()
         if cursor.closes:
             return self._seek()
-        loss = liveness.loss
-        if loss is not None and self._is_news(liveness, loss):
-            self._reported_loss = liveness, loss
+        if self._must_report_loss(liveness):
             return [WriterLost(self.run_id, cursor.id)]
         return Step.WAIT if topic.is_open else self._seek()
 
-    def _is_news(self, liveness: WriterLiveness, loss: tuple[bytes, int]) -> bool:
-        """Return whether a loss is another one than the loss that was reported last.
+    def _must_report_loss(self, liveness: WriterLiveness) -> bool:
+        """Return whether to report a loss, and remember a loss that is reported.
 
-        A later topic counts anew. There the same writer is lost again only if the topic
-        has seen its lease.
+        1. No writer is lost: a later loss is another one, if the topic has seen a lease.
+        2. The loss has another token, or another count in the same topic: report it.
+        3. A later topic counts anew. There the same writer is lost again only if the
+           topic has seen a lease.
         """
-        if self._reported_loss is None:
-            return True
-        where, reported = self._reported_loss
-        if where is liveness:
-            return loss != reported
-        return loss[0] != reported[0] or liveness.has_seen_lease
+        loss = liveness.loss
+        if loss is None:
+            if liveness.has_seen_lease:
+                self._reported_loss = None
+            return False
+        if self._reported_loss is not None:
+            where, reported = self._reported_loss
+            has_returned = where is not liveness and liveness.has_seen_lease
+            is_same = loss == reported if where is liveness else loss[0] == reported[0]
+            if is_same and not has_returned:
+                return False
+        self._reported_loss = liveness, loss
+        return True
 
 
 def _is_before(cursor: Cursor, topic: RunTopic) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import pytest
 from redis.asyncio import Redis
 
 from bls_agent import RedisUnavailableError
@@ -411,6 +412,29 @@ async def test_a_writer_that_falls_silent(
         found = await gather(follower, 1)
         assert isinstance(found[0], WriterLost)
     assert not follower.ended
+
+
+async def test_a_writer_dies_again_after_a_pause_of_the_follower(
+    store: EventStore, run_id: int, bare: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The follower has another topic by then, which counts the losses anew."""
+    monkeypatch.setattr("bls_agent.runs.topic.LINGER", 0.2)
+    await hold(bare, run_id, "a", 0.5)
+    await write(store, run_id, 1)
+    follower = store.follow(run_id)
+    assert isinstance((await gather(follower, 2))[1], WriterLost)
+    assert follower._seat is not None
+    first = follower._seat.topic
+    await hold(bare, run_id, "a", 60)
+    await write(store, run_id, 1)
+    await eventually(lambda: not first.is_open)
+    assert sequences(await gather(follower, 1)) == [2]
+    with anyio.fail_after(10):
+        while not follower._seat.topic.liveness.has_seen_lease:
+            assert await follower.batch(0.1) == []
+    await bare.delete(RunKeys(run_id).owner)
+    assert isinstance((await gather(follower, 1))[0], WriterLost)
+    assert await follower.batch(0.5) == []
 
 
 async def test_a_writer_that_falls_silent_far_away(

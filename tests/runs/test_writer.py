@@ -62,6 +62,38 @@ async def test_a_run(store: EventStore, bare: Redis, run_id: int) -> None:
     assert not run.is_owner
 
 
+@pytest.mark.parametrize("lifecycle", [True, False])
+async def test_a_wrong_url_is_refused_at_the_opening(
+    run_id: int, lifecycle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any event is lost, also in a program without an event loop."""
+    monkeypatch.setenv("BLS_REDIS_URL", "nonsense")
+    with pytest.raises(ConfigurationError, match="BLS_REDIS_URL"):
+        async with EventStore().run(run_id, lifecycle=lifecycle):
+            pass
+
+    def open_plainly() -> None:
+        with EventStore().run(run_id, lifecycle=lifecycle):
+            pass
+
+    with pytest.raises(ConfigurationError, match="BLS_REDIS_URL"):
+        await anyio.to_thread.run_sync(open_plainly)
+
+
+async def test_a_short_ttl_is_renewed_in_time(
+    redis_url: str, bare: Redis, run_id: int
+) -> None:
+    """A run that is silent for longer than its TTL keeps its events."""
+    keys = RunKeys(run_id)
+
+    async def lives_for(least: int, most: int) -> bool:
+        return least < await bare.pttl(keys.events) <= most
+
+    async with EventStore(redis_url, ttl=2) as short, short.run(run_id):
+        await eventually(lambda: lives_for(1_000, 1_800))
+        await eventually(lambda: lives_for(1_800, 2_000))
+
+
 async def test_an_exception_leaves_unchanged(store: EventStore, run_id: int) -> None:
     """It is told in the run, without its secrets; nothing wraps it."""
     error = ValueError("redis://user:geheim@there failed")

@@ -506,3 +506,24 @@ async def test_cut_connections_do_not_end_a_run(
             await anyio.sleep(0.3)
             await eventually(lambda: run.is_owner)
     assert await numbers(admin) == []
+
+
+async def test_a_run_begins_with_its_first_event_also_after_drops(
+    own_server: DevServer,
+) -> None:
+    """Events are dropped before the first write; the warning comes second."""
+    own_server.kill()
+    async with (
+        EventStore(own_server.url, timeout=0.2) as store,
+        store.run(1, buffer=1_000, data={"task": "分析"}) as run,
+    ):
+        for number in range(3_000):
+            run.emit("agent", "row", {"n": number})
+        own_server.restart()
+        assert await run.flush(20)
+        first, second = await store.get_events(1, count=2)
+        assert (first.name, first.sequence) == ("lifecycle.started", 1)
+        assert second.name == "system.warning"
+        summary = await store.describe(1)
+        assert summary is not None
+        assert summary.task == "分析"
