@@ -214,13 +214,12 @@ async def test_auto_tries_blpop_again_after_a_reconnect(
     await history.check(admin, project)
 
 
-@pytest.mark.parametrize("blpop", ["+blpop", "-blpop"])
+@pytest.mark.parametrize(("mode", "blpop"), [("compat", "+blpop"), ("auto", "-blpop")])
 async def test_a_command_that_has_timed_out_does_not_run_again(
-    own_server: DevServer, admin: Redis, project: str, blpop: str
+    own_server: DevServer, admin: Redis, project: str, mode: Mode, blpop: str
 ) -> None:
     """Its handler ignores the cancellation, also when the agent stops."""
     url = await url_with_rights(admin, own_server, "~*", "+@all", blpop)
-    mode: Mode = "compat" if blpop == "+blpop" else "auto"
     agent = ProjectAgent(project, redis=url, mode=mode, shutdown_timeout=0.1)
     runs, released = 0, anyio.Event()
 

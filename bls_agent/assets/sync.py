@@ -292,14 +292,13 @@ class AssetSync:
         3. The plan deletes too many assets: nothing is written, and the run has failed.
         4. Otherwise the plan is executed.
         """
-        state = await self.library.sync_state()
+        state, base_path = await self.library.sync_state(), self.source.base_path
         head = await self.source.head()
-        if not force and _is_unchanged(state, head, self.source.base_path):
+        if not force and _is_unchanged(state, head, base_path):
             return SyncReport(status="unchanged", commit=head.commit)
         if lease is not None:
             await self._send([("HSET", STATE, "sync_status", "syncing")])
         plan = await self._plan(head, force=force)
-        base_path = self.source.base_path
         report = replace(plan.report, content=head.content, base_path=base_path)
         if lease is None:
             return report

@@ -112,7 +112,7 @@ class KeyTemplate:
 
     def readings(self, key: str | bytes) -> list[dict[str, str]]:
         """Return the fields for each way to split a key; ``[]`` if the form differs."""
-        text = key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
+        text = key if isinstance(key, str) else decode_key(key)
         if self.ambiguous:
             return list(self._all_readings(text))
         found = self._regex.fullmatch(text)
@@ -329,6 +329,11 @@ def name_of(value: object) -> object:
 def encode_key(key: str) -> bytes:
     """Return the bytes of a key; surrogate escapes become bytes that are not UTF-8."""
     return key.encode("utf-8", "surrogateescape")
+
+
+def decode_key(key: bytes) -> str:
+    """Return a key as text, from which :func:`encode_key` makes the same bytes."""
+    return key.decode("utf-8", "surrogateescape")
 
 
 def is_encodable(name: str) -> bool:

@@ -82,7 +82,7 @@ class Held:
 
     def failed_entry(self, reason: str) -> bytes:
         """Encode the entry of the failed list for this request."""
-        entry: JSONObject = {"request": None}
+        entry: JSONObject = {}
         if self.body and self.request is None:
             entry["raw_base64"] = b64encode(self.body).decode()
         entry |= {
@@ -92,11 +92,9 @@ class Held:
             "priority": self.priority,
             "member": self.member.decode("utf-8", "replace"),
         }
-        if self.request is None:
-            return encode(entry)
         # The body is copied, because encode() would write a long integer as a text.
-        entry.pop("request")
-        return b'{"request":%b,%b' % (self.body, encode(entry)[1:])
+        request = b"null" if self.request is None else self.body
+        return b'{"request":%b,%b' % (request, encode(entry)[1:])
 
 
 class Action(StrEnum):

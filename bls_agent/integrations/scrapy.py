@@ -511,9 +511,7 @@ class CrawlScheduler(BaseScheduler):
                     if taken is not None:
                         held = await self._hand_out(taken)
             except BlsError as error:
-                self._throttled_log.warn("requests are not taken", error)
-                refused = isinstance(error, RedisRefusedError)
-                await asyncio.sleep(backoff.failed(permanent=refused))
+                await self._wait_after("requests are not taken", error, backoff)
 
     async def _hand_out(self, taken: TakenRequest) -> _Held | None:
         """Pass a request to Scrapy. Wait until the request may be acknowledged."""
@@ -549,9 +547,7 @@ class CrawlScheduler(BaseScheduler):
             try:
                 new = await self._queue.push(written, -request.priority, unique=unique)
             except RedisUnavailableError as error:
-                self._throttled_log.warn("requests are not queued", error)
-                refused = isinstance(error, RedisRefusedError)
-                await asyncio.sleep(backoff.failed(permanent=refused))
+                await self._wait_after("requests are not queued", error, backoff)
             except BlsError as error:
                 _log.error("%s is dropped: %s", request, error)
                 self._call_reactor(self._drop, request)
@@ -559,6 +555,11 @@ class CrawlScheduler(BaseScheduler):
             else:
                 self._call_reactor(partial(self._pushed, request, new=new))
                 return
+
+    async def _wait_after(self, effect: str, error: BlsError, backoff: Backoff) -> None:
+        self._throttled_log.warn(effect, error)
+        refused = isinstance(error, RedisRefusedError)
+        await asyncio.sleep(backoff.failed(permanent=refused))
 
     async def _look(self, changes: int) -> None:
         """Find out whether any process has requests left."""

@@ -328,7 +328,7 @@ class Alone:
             try:
                 await ended.wait()
             except asyncio.CancelledError:
-                runner.stopping = True
+                runner.stop_starting()
                 task.cancel()
                 with anyio.move_on_after(CANCEL_GRACE, shield=True):
                     await asyncio.wait([task])

@@ -29,6 +29,7 @@ from bls_agent.runs.events import (
 from bls_agent.runs.gaps import (
     ResumePoint,
     WriterLiveness,
+    WriterLoss,
     classify_jump,
     continues,
     fetch_evidence,
@@ -187,8 +188,7 @@ class Follower:
         self._seat: Seat | None = None  # ``None`` at first and while PAGING
         self._page_size = PageSize(most_bytes=PAGE_BYTES)
         self._outage: Outage | None = None
-        # the last WriterLost: its loss, and where the loss was seen
-        self._reported_loss: tuple[WriterLiveness, tuple[bytes, int]] | None = None
+        self._reported_loss: WriterLoss | None = None  # of the last WriterLost
         self._ready: deque[Followed] = deque()  # items that were not returned yet
         self._has_waited = True  # whether other tasks could run since the last batch
 
@@ -506,23 +506,21 @@ class Follower:
     def _must_report_loss(self, liveness: WriterLiveness) -> bool:
         """Return whether to report a loss, and remember a loss that is reported.
 
-        1. No writer is lost: a later loss is another one, if the topic has seen a lease.
-        2. The loss has another token, or another count in the same topic: report it.
-        3. A later topic counts anew. There the same writer is lost again only if the
-           topic has seen a lease.
+        1. No writer is lost. If a probe has found this, the next loss is another one.
+        2. This loss was reported.
+        3. An earlier topic has found the death of the same writer, which was reported.
+        4. Otherwise the loss must be reported.
         """
-        loss = liveness.loss
+        loss, reported = liveness.loss, self._reported_loss
         if loss is None:
-            if liveness.has_seen_lease:
+            if liveness.had_no_loss:
                 self._reported_loss = None
             return False
-        if self._reported_loss is not None:
-            where, reported = self._reported_loss
-            has_returned = where is not liveness and liveness.has_seen_lease
-            is_same = loss == reported if where is liveness else loss[0] == reported[0]
-            if is_same and not has_returned:
-                return False
-        self._reported_loss = liveness, loss
+        if loss is reported:
+            return False
+        if reported and reported.token == loss.token and not loss.is_new:
+            return False
+        self._reported_loss = loss
         return True
 
 

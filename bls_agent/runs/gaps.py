@@ -224,6 +224,16 @@ class RunPresence(Enum):
     DISAPPEARED = auto()  # the run existed, and was deleted or has expired
 
 
+@dataclass(frozen=True, eq=False)
+class WriterLoss:
+    """The death of a writer. Each death that a topic finds is an object of its own."""
+
+    token: bytes  # of the writer
+    # Whether the topic had found before that no writer is lost. Otherwise an earlier
+    # topic may have found this death, too.
+    is_new: bool
+
+
 class WriterLiveness:
     """Decides by repeated probes whether a run exists and its writer is alive.
 
@@ -236,8 +246,8 @@ class WriterLiveness:
         self.presence: RunPresence = (
             RunPresence.EXISTS if existed else RunPresence.UNSEEN
         )
-        self.lost: bytes | None = None  # token of the writer that is lost now
-        self.returns: int = 0  # how often a lost writer has come back
+        self.loss: WriterLoss | None = None  # of the writer that is lost now
+        self.had_no_loss: bool = False  # whether a probe has found no lost writer
         self.probe_at: float = now  # when to probe again
         self._probed_at = float("-inf")
         self._lease = 0.0  # longest remaining time in seconds that a probe has found
@@ -252,16 +262,9 @@ class WriterLiveness:
         return self.presence is RunPresence.DISAPPEARED
 
     @property
-    def loss(self) -> tuple[bytes, int] | None:
-        """Token and count that identify a loss, so that each loss is reported once.
-
-        ``None`` while no writer is lost.
-        """
-        return None if self.lost is None else (self.lost, self.returns)
-
-    @property
-    def has_seen_lease(self) -> bool:
-        return self._lease > 0
+    def lost(self) -> bytes | None:
+        """The token of the writer that is lost now."""
+        return None if self.loss is None else self.loss.token
 
     def note_events(self) -> bool:
         """Record new events. Return whether to probe earlier than planned."""
@@ -304,8 +307,8 @@ class WriterLiveness:
         4. Otherwise the writer is lost.
         """
         if probe.owner is None or probe.left is not None:
-            self.returns += self.lost is not None
-            self.lost = self._missed = None
+            self.loss = self._missed = None
+            self.had_no_loss = True
             return False
         if self._missed is None or self._missed[0] != probe.owner:
             self._missed = (probe.owner, now)
@@ -317,7 +320,7 @@ class WriterLiveness:
             return False
         if self.lost == probe.owner:
             return False
-        self.lost = probe.owner
+        self.loss = WriterLoss(probe.owner, is_new=self.had_no_loss)
         return True
 
     def _record_run(self, probe: Probe, now: float) -> bool:

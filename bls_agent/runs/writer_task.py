@@ -210,7 +210,7 @@ class RunLease(LeaseState):
         self._keys = keys
         self._logged_lost = False
         self._backoff = Backoff(cap=CAP)
-        # Seconds between two renewals, which extend the TTL of the run, too.
+        # Seconds between two renewals. A renewal also extends the TTL of the run.
         self._pause = min(lease, pool.bounds.ttl) / RENEWALS
         self._task = start_background(self._keep, "bls-agent run lease")
 

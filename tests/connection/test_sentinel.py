@@ -299,11 +299,15 @@ async def test_sentinels_name_a_master_that_is_away_or_none(project: str) -> Non
 
 
 async def two_sentinels_of(
-    server: DevServer, stack: AsyncExitStack
+    server: DevServer, stack: AsyncExitStack, *lines: str
 ) -> tuple[list[OneSentinel], Route]:
-    """Start two sentinels that do not know each other. Return them and their route."""
+    """Start two sentinels that do not know each other. Return them and their route.
+
+    The first one has these lines of configuration.
+    """
     alone = SentinelTopology.alone
-    named = [await stack.enter_async_context(alone(server)) for _ in range(2)]
+    made = (alone(server, *lines), alone(server))
+    named = [await stack.enter_async_context(one) for one in made]
     hosts = ",".join(f"{LOOPBACK}:{sentinel.port}" for sentinel in named)
     return named, Routes(Endpoint.of(f"redis+sentinel://{hosts}/main")).to("")
 
@@ -327,12 +331,8 @@ async def test_one_sentinel_refuses_and_another_is_away() -> None:
     """Only if all sentinels refuse, a connection waits longer before the next try."""
     async with AsyncExitStack() as stack:
         master = stack.enter_context(DevServer())
-        alone = SentinelTopology.alone
-        closed = await stack.enter_async_context(alone(master, "requirepass geheim"))
-        away = await stack.enter_async_context(alone(master))
-        away.kill()
-        hosts = ",".join(f"{LOOPBACK}:{sentinel.port}" for sentinel in (closed, away))
-        route = Routes(Endpoint.of(f"redis+sentinel://{hosts}/main")).to("")
+        named, route = await two_sentinels_of(master, stack, "requirepass geheim")
+        named[1].kill()
         with pytest.raises(RedisUnavailableError, match="Authentication") as caught:
             await route.find()
         assert caught.value.kind == "no_sentinel"
@@ -374,6 +374,7 @@ async def test_no_connection_stays_at_a_sentinel(project: str) -> None:
             async with ProjectAgent(project, redis=alone.url) as agent:
                 await agent.ready(10)
                 await eventually(is_asked)
+                # Kept, because a connection that is garbage closes, too.
                 connections = agent._session and agent._session.connections
             assert connections is not None
             await eventually(lambda: not is_asked(), 2)

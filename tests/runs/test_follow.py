@@ -430,7 +430,7 @@ async def test_a_writer_dies_again_after_a_pause_of_the_follower(
     await eventually(lambda: not first.is_open)
     assert sequences(await gather(follower, 1)) == [2]
     with anyio.fail_after(10):
-        while not follower._seat.topic.liveness.has_seen_lease:
+        while not follower._seat.topic.liveness.had_no_loss:
             assert await follower.batch(0.1) == []
     await bare.delete(RunKeys(run_id).owner)
     assert isinstance((await gather(follower, 1))[0], WriterLost)

@@ -90,7 +90,8 @@ async def check_sent(judge: ConsoleJudge, vector: Vector) -> Fault | None:
     arguments: Any = record.get("args")
     arguments = {} if arguments is None else arguments
     seen = {"command": record.get("command"), "args": arguments}
-    # The JSON is compared, too, because Python takes 1, 1.0 and true as equal.
+    # The JSON is compared, too, because 1, 1.0 and True are equal in Python. It is
+    # compared second, because encode_sorted() cannot write every integer.
     same = seen == wanted and encode_sorted(seen) == encode_sorted(wanted)
     return None if same else Fault("other_command", {"seen": seen})
 

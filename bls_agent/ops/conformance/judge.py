@@ -17,25 +17,21 @@ from bls_agent.core.errors import DecodeError, RedisRefusedError
 from bls_agent.core.keys import (
     BROADCAST,
     CONTROL,
-    DEAD_LETTERS,
-    DELIVERIES,
     INFLIGHT_LISTS,
     INSTANCES,
-    INTAKE,
     OWNER,
     PROJECT_CONSOLE,
     PROJECT_STATUS,
-    SEEN,
+    decode_key,
     place_beside,
 )
 from bls_agent.ops.conformance.vectors import Level, Vector
+from bls_agent.project.console.projects import BOOKS
 from bls_agent.project.messages import Command
 
 POLL: Final = 0.02  # seconds between two checks
 RECENT: Final = 500  # newest records in which a word is searched
 WORD: Final = b"$WORD"
-# The keys of this package that stand beside the control list, one of each.
-OWN_KEYS: Final = (DELIVERIES, SEEN, DEAD_LETTERS, INTAKE)
 SENT_AT: Final = 1_768_221_300.0  # Unix seconds: 2026-01-12T12:35:00Z
 
 
@@ -99,7 +95,7 @@ class Wire:
         place = place_beside(self.control_key)
         lists = INFLIGHT_LISTS.locate(place=place)
         instances = INSTANCES.locate(place=place_beside(self.status_key))
-        found = [row.locate(place=place) for row in OWN_KEYS]
+        found = [row.locate(place=place) for row in BOOKS]
         for name in await self._fields(lists):
             found += [name, OWNER.locate(place=place_beside(name))]
         for name in await self._fields(instances):
@@ -112,7 +108,7 @@ class Wire:
             reply: list[bytes] = await self.call("HKEYS", key)
         except RedisRefusedError:
             return []
-        return [name.decode("utf-8", "surrogateescape") for name in reply]
+        return [decode_key(name) for name in reply]
 
     async def exists(self) -> bool:
         """Return whether Redis has any key of this project."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -169,6 +170,23 @@ async def _get_in_hand(request: Request) -> Response:
     return json_answer({"projectName": show_name(project), "processes": processes})
 
 
+async def _search_on(
+    search: Callable[..., Awaitable[LogSearch]],
+    before: str,
+    records: list[bytes],
+    limit: int,
+) -> list[bytes]:
+    """Return the records after the matches of older searches, at most ``limit``."""
+    for _ in range(MORE_SEARCHES):
+        rest = limit - len(records)
+        if not before or not rest:
+            break
+        page = await search(before=before, limit=rest)
+        before = page.before
+        records = [*await encode_records(page.entries), *records]
+    return records
+
+
 async def _get_logs(request: Request) -> Response:
     query = request.query_params
     limit, wanted = read_limit(query.get("limit")), read_log_filter(query)
@@ -190,14 +208,9 @@ async def _get_logs(request: Request) -> Response:
     head |= {"before": page.before or None, "trimmed": page.trimmed}
     records = await encode_records(page.entries)
     if file_format == "ndjson":
-        for _ in range(MORE_SEARCHES):
-            if "searched" not in head or not page.before or len(records) >= limit:
-                break
-            rest = limit - len(records)
-            page = await console.search_logs(
-                project, wanted, before=page.before, limit=rest
-            )
-            records = [*await encode_records(page.entries), *records]
+        if isinstance(page, LogSearch):
+            older = partial(console.search_logs, project, wanted)
+            records = await _search_on(older, page.before, records, limit)
         headers = {"content-disposition": 'attachment; filename="log.ndjson"'}
         body = b"".join(b"%s\n" % record for record in records)
         return Response(body, 200, headers, "application/x-ndjson")

@@ -122,6 +122,7 @@ class Broadcasts:
                 if dispatcher.accepts:
                     payload = await self._connection.call("LPOP", key)
                 else:
+                    # EXPIRE returns 1 if the inbox exists, so that a copy waits there.
                     is_waiting = await self._connection.call("EXPIRE", key, INBOX_TTL)
             except RedisRefusedError as error:
                 metadata: dict[str, object] = {"key": key, "reason": error.kind}
@@ -135,11 +136,11 @@ class Broadcasts:
                 if digest not in recent:
                     recent.append(digest)
                     dispatcher.submit(Message(payload, mode=BROADCAST_MODE))
-            with anyio.move_on_after(pause):
-                await (_accepting(dispatcher) if is_waiting else anyio.sleep_forever())
+            await (_wait_until_free(dispatcher) if is_waiting else anyio.sleep(pause))
 
 
-async def _accepting(dispatcher: Dispatcher) -> None:
-    """Wait until a handler is free, because a copy waits in the inbox."""
-    while not dispatcher.accepts:
-        await dispatcher.change()
+async def _wait_until_free(dispatcher: Dispatcher) -> None:
+    """Wait until a handler is free for the copy in the inbox, for at most a second."""
+    with anyio.move_on_after(LOOK_EVERY):
+        while not dispatcher.accepts:
+            await dispatcher.change()

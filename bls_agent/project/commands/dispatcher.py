@@ -16,7 +16,7 @@ from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.core.settings import Settings
-from bls_agent.project.commands.runner import CommandRunner
+from bls_agent.project.commands.runner import CommandRunner, Phase
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.receive.receiver import Message, Receiver, Start
 from bls_agent.runtime.tasks import run_to_end, start_soon
@@ -96,12 +96,12 @@ class Dispatcher:
 
     def stop_starting(self) -> None:
         """Start no further command. Running handlers continue until :meth:`stop`."""
-        self._runner.stopping = True
+        self._runner.stop_starting()
 
     @property
     def ended(self) -> bool:
         """Whether the agent stops and no longer waits for running handlers."""
-        return self._runner.ended
+        return self._runner.phase is Phase.CANCELLED
 
     @property
     def stuck(self) -> int:
@@ -206,9 +206,9 @@ class Dispatcher:
     async def stop(self, timeout: float) -> None:
         """Stop receiving, put back the commands not started, and wait for the handlers.
 
-        Handlers that still run after ``timeout`` seconds are cancelled once, so that
-        they can wait while they clean up. A handler that then still runs is cancelled
-        again and again.
+        Handlers that still run after ``timeout`` seconds are cancelled once. Half a
+        second later the scope cancels those that still run, and again each time that
+        they wait.
         """
         deadline = anyio.current_time() + timeout
         self.stop_starting()

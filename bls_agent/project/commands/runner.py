@@ -18,6 +18,7 @@ from collections.abc import (
 )
 from contextlib import suppress
 from contextvars import Context, copy_context
+from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -104,6 +105,14 @@ class Deadline:
         return self._cancels > 0
 
 
+class Phase(Enum):
+    """How far the end of an agent has come."""
+
+    STARTING = auto()  # commands are started
+    FINISHING = auto()  # no more commands are started; the running handlers continue
+    CANCELLED = auto()  # the handlers that still ran were cancelled
+
+
 class CommandRunner:
     """Runs the command in each message and reports its outcome.
 
@@ -140,13 +149,7 @@ class CommandRunner:
         # Number of handlers that ignore their cancellation. The outcome of such a
         # handler was reported after its deadline, and is not reported again at its end.
         self.resisting: int = 0
-        # The dispatcher sets this to True when it starts no more commands. From then on
-        # a cancellation comes from the agent. Before that, a cancellation comes from
-        # code that the handler has called.
-        self.stopping = False
-        self.ended: bool = (
-            False  # whether the agent no longer waits for running handlers
-        )
+        self.phase: Phase = Phase.STARTING
 
     @property
     def caller(self) -> Message | None:
@@ -156,8 +159,22 @@ class CommandRunner:
                 return message
         return None
 
+    @property
+    def stopping(self) -> bool:
+        """Whether no more commands are started.
+
+        From then on a cancellation comes from the agent. Before that, a cancellation
+        comes from code that the handler has called.
+        """
+        return self.phase is not Phase.STARTING
+
+    def stop_starting(self) -> None:
+        if self.phase is Phase.STARTING:
+            self.phase = Phase.FINISHING
+
     def cancel_handlers(self) -> None:
-        self.ended = True
+        """Cancel each running handler once, so that it can wait while it cleans up."""
+        self.phase = Phase.CANCELLED
         for task in self.runs.values():
             task.cancel()
 

@@ -29,6 +29,7 @@ from bls_agent.core.keys import (
     PROJECT_KEYS,
     PROJECT_STATUS,
     SEEN,
+    decode_key,
     encode_key,
     find_templates,
     place_beside,
@@ -38,6 +39,8 @@ from bls_agent.project.messages import Status
 if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
 
+# The keys that this package writes beside a control list, one of each.
+BOOKS: Final = (DELIVERIES, SEEN, DEAD_LETTERS, INTAKE)
 NO_KEY: Final = -2  # the reply to PTTL if the key does not exist
 REMEDY: Final = "Stop its agent first, or pass force=True."
 
@@ -114,13 +117,7 @@ async def forget_project(
         await _refuse_online(pool, status, owners)
     keys = [row.locate(project=project) for row in (CONTROL, PROJECT_CONSOLE)]
     keys += [status, INSTANCES.locate(place=place_beside(status))]
-    books = (
-        DELIVERIES,
-        SEEN,
-        DEAD_LETTERS,
-        INTAKE,
-        *(() if owners else (INFLIGHT_LISTS,)),
-    )
+    books = [*BOOKS] if owners else [*BOOKS, INFLIGHT_LISTS]
     keys += [row.locate(place=place) for row in books]
     for row in (INFLIGHT, BROADCAST):
         async for key in _scan(pool, row.pattern(place=place)):
@@ -139,7 +136,7 @@ async def _scan(pool: ConnectionPool, pattern: str) -> AsyncIterator[str]:
     async with aclosing(pool.scan_steps(encode_key(pattern))) as steps:
         async for keys in steps:
             for key in keys:
-                yield key.decode("utf-8", "surrogateescape")
+                yield decode_key(key)
 
 
 def _owner_of(key: str) -> str:

@@ -18,6 +18,7 @@ from bls_agent.core.keys import (
     INFLIGHT_LISTS,
     OWNER,
     checked_reply,
+    decode_key,
     encode_key,
     place_beside,
 )
@@ -73,8 +74,7 @@ class CommandLists:
         """Read the first ``limit`` commands of each in-flight list."""
         begin = INFLIGHT.locate(place=self._place, instance="")
         found = await self._read("HKEYS", INFLIGHT_LISTS.locate(place=self._place))
-        texts = (name.decode("utf-8", "surrogateescape") for name in found)
-        lists = sorted(name for name in texts if name.startswith(begin))
+        lists = sorted(one for one in map(decode_key, found) if one.startswith(begin))
         reads = [("LRANGE", encode_key(name), 0, limit - 1) for name in lists]
         owners = [OWNER.locate(place=place_beside(name)) for name in lists]
         asks = [("PTTL", encode_key(owner)) for owner in owners]

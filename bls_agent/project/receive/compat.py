@@ -59,7 +59,11 @@ class CompatReceiver(Receiver):
         return self._standing
 
     async def receive(self, limit: int) -> Sequence[Message]:  # noqa: ARG002 - takes only one command
-        """Wait for the next command; return no command after a reconnect."""
+        """Wait for the next command.
+
+        After a reconnect, return no command, because :class:`AutoReceiver` then tries
+        BLPOP again.
+        """
         await self.finish()
         intake = self._connections.intake
         await intake.open()

@@ -78,6 +78,7 @@ export function follow(path, handlers, { ask = `${root}/api/changes?limit=1`, re
     } catch {
       // no connection; the next try follows
     }
+    // The answer contains the kind of the error in parentheses.
     const said = answer?.status === 503 ? await answer.text().catch(() => "") : "";
     if (resting || stopped) return;
     if (answer?.type === "opaqueredirect" || answer?.status === 401) {
