@@ -220,7 +220,7 @@ class Exchange:
         return False
 
     def _add_settlement(self, one: Settlement) -> None:
-        """Send a settlement with the next write. Repeat it until the lease ends.
+        """Queue a settlement for the next write, and for more writes until the lease ends.
 
         A request without a lease gets ``lease`` seconds for these attempts.
         """
@@ -300,7 +300,7 @@ class Exchange:
     async def _pause(self) -> None:
         """Wait until there is something to send."""
         await asyncio.sleep(0)  # tasks that received a reply may call again now
-        if self._asked.is_set() or self._must_look:
+        if self._asked.is_set() or self._must_look or self._settlements:
             return
         moment = self._renew_at if self._held else math.inf
         if self._waiters:

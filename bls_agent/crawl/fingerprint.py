@@ -52,7 +52,7 @@ class _RequestLike(Protocol):
     @property
     def headers(self) -> Any: ...  # name → value or list of values, as text or bytes
     @property
-    def body(self) -> bytes: ...
+    def body(self) -> bytes | str | None: ...  # ``None`` in a GET of requests
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def fingerprint(request: _RequestLike, headers: Iterable[str] = ()) -> str:
         _check_foreign(request)
     refuse_text("headers", headers)
     method, url = request.method.upper().encode(), canonical_url(request.url).encode()
-    body = request.body
+    body = _encoded(request.body or b"")
     # The length is written before each part. Otherwise the end of one part could be
     # read as the beginning of the next part.
     parts = b"%d:%b%d:%b%d:%b" % (len(method), method, len(url), url, len(body), body)
@@ -368,11 +368,11 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return dataclasses as dicts with all their fields, also within other values."""
+    """Return mappings and dataclasses as dicts with all their fields, at any depth."""
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, dict):
-        pairs = cast("dict[object, Any]", value).items()
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[object, Any]", value).items()
         return {key: _plain(one) for key, one in pairs}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in cast("list[Any]", value)]
@@ -394,13 +394,8 @@ def item_fingerprint(item: object) -> str:
     Raises:
         ConfigurationError: The item cannot be written as JSON.
     """
-    plain: Any = item
     try:
-        if is_dataclass(plain):
-            plain = _plain(plain)
-        elif isinstance(plain, Mapping):
-            plain = dict(cast("Mapping[object, object]", plain))
-        payload = encode_sorted(decode(encode_strictly("item", plain)))
+        payload = encode_sorted(decode(encode_strictly("item", _plain(item))))
     except (TypeError, RecursionError) as error:
         rule = f"it must be a value that JSON can hold ({error})"
         raise ConfigurationError("item", item, rule) from None

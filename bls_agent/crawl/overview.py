@@ -11,8 +11,17 @@ from typing import ClassVar, Final, NamedTuple
 from bls_agent.connection.access import RedisOrAgent, Store
 from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.pool import ConnectionPool
-from bls_agent.core.codec import JSONObject, decode_object, encode_strictly
-from bls_agent.core.errors import DecodeError, RedisUnavailableError
+from bls_agent.core.codec import (
+    JSONObject,
+    decode_object,
+    encode_strictly,
+    json_or_text,
+)
+from bls_agent.core.errors import (
+    ConfigurationError,
+    DecodeError,
+    RedisUnavailableError,
+)
 from bls_agent.core.keys import KEYS, checked_reply, escape_glob
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.keys import QueueKeys, RedisKeyManager, read_key
@@ -28,6 +37,7 @@ STATS: Final = (  # the reads for QueueStats: row and command
 )
 
 
+DIGITS: Final = 18  # most digits of a counter
 COUNTERS: Final = ("pushed", "taken", "acknowledged", "retried", "expired")
 
 
@@ -84,9 +94,14 @@ class QueueStats:
         waiting, delayed, in_flight, failed, pairs = replies
         counters = dict(zip(pairs[::2], pairs[1::2], strict=True))
         fields = {name: counters.get(name.encode(), b"0") for name in COUNTERS}
-        counts = {name: int(n) if n.isdigit() else 0 for name, n in fields.items()}
+        counts = {name: _count(text) for name, text in fields.items()}
         seen_at = int(clock[0]) + int(clock[1]) / 1e6
         return cls(waiting, delayed, in_flight, failed, **counts, seen_at=seen_at)
+
+
+def _count(text: bytes) -> int:
+    """Return a counter, and 0 for what HINCRBY cannot have written."""
+    return int(text) if text.isdigit() and len(text) <= DIGITS else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +129,7 @@ class FailedRequest:
         """Decode an entry. If this fails, ``raw`` still holds the entry's bytes."""
         entry: JSONObject = {"reason": "the entry cannot be read"}
         request = None
-        with suppress(DecodeError):
+        with suppress(DecodeError, ConfigurationError):  # the latter if it is too deep
             entry = decode_object(raw)
             if entry.get("request"):
                 request = CrawlRequest.decode(
@@ -127,7 +142,7 @@ class FailedRequest:
 
         return cls(
             request,
-            str(entry.get("reason", "")),
+            json_or_text(entry.get("reason", "")),
             int(number("attempts")),
             number("failed_at"),
             number("priority"),

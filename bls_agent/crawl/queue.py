@@ -12,7 +12,12 @@ from bls_agent.connection.access import LoopLocal, RedisOrAgent, Store
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.core.checks import check_count, check_seconds
-from bls_agent.core.codec import text_of
+from bls_agent.core.codec import (
+    decode_object,
+    encode_strictly,
+    json_or_text,
+    text_of,
+)
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import checked_reply, slot_of
 from bls_agent.core.redaction import redact
@@ -65,7 +70,7 @@ class _Take:
                     "%r: its end is not confirmed, it may be done again", taken
                 )
         elif isinstance(error, Exception):
-            await taken.fail(f"{type(error).__name__}: {text_of(error)}")
+            await taken.fail(error)
         else:
             await taken.give_back()
 
@@ -118,12 +123,16 @@ class TakenRequest:
             return True
         return await self._settle(Action.ACK, "1" if self.attempt > 1 else "")
 
-    async def fail(self, reason: str) -> bool:
+    async def fail(self, reason: object) -> bool:
         """Queue the request again after a delay, with priority + 1.
 
         After ``max_retries`` retries the request goes into the failed list instead. In
         mode ``simple``, it goes there at the first failure. The list stores up to 2,000
         bytes of the reason, with secrets masked.
+
+        Args:
+            reason: A text, or the exception that was raised. Any other value is
+                converted to a text, so that this call does not break the block.
 
         Returns:
             The same value as :meth:`ack`.
@@ -134,7 +143,8 @@ class TakenRequest:
             delay = min(LONGEST_DELAY, options.retry_delay * 2**doublings)
             jittered = delay * random.uniform(0.5, 1.0)  # noqa: S311 - the delay is no secret
             return await self._settle(Action.RETRY, int(jittered * 1000))
-        return await self._settle(Action.FAIL, self._held.failed_entry(reason))
+        entry = self._held.failed_entry(_reason_of(reason))
+        return await self._settle(Action.FAIL, entry)
 
     async def give_back(self) -> bool:
         """Return the request to its old position in the queue.
@@ -392,7 +402,7 @@ class RequestQueue(Store):
             (entries,) = await self._read(("failed", "LRANGE", start, start + PAGE - 1))
             found = map(FailedRequest.read, entries)
             moved = await self._push(
-                Push(_score(one.priority), one.request.encode(), "", one.raw)
+                Push(_score(one.priority), _body_of(one), "", one.raw)
                 for one in found
                 if one.request is not None
             )
@@ -417,6 +427,18 @@ class RequestQueue(Store):
         if exchange is not None:
             await exchange.aclose()
         await super().aclose()
+
+
+def _reason_of(reason: object) -> str:
+    """Return the reason of a failure as a text."""
+    if isinstance(reason, BaseException):
+        return f"{type(reason).__name__}: {text_of(reason)}"
+    return json_or_text(reason)
+
+
+def _body_of(failed: FailedRequest) -> bytes:
+    """Return the request with the fields that only other programs know."""
+    return encode_strictly("request", decode_object(failed.raw)["request"])
 
 
 def _make_push(score: str, request: object, *, unique: bool) -> Push:

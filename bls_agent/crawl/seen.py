@@ -246,7 +246,7 @@ class DedupPipeline:
         given = settings.get("REDIS_TTL", None)
         try:
             ttl = float(given or 0) or None
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ConfigurationError("REDIS_TTL", given, "it is a number") from None
         project, spider = manager.project_name, manager.spider_name
         seen = SeenFilter(url, project, spider, ttl=ttl, kind="item")

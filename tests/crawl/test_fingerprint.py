@@ -102,6 +102,25 @@ def test_a_request_of_scrapy() -> None:
     assert fingerprint(several, ["accept"]) != fingerprint(theirs, ["accept"])
 
 
+@dataclass
+class Prepared:
+    """A request as the library requests prepares it: a GET has no body."""
+
+    url: str = PAGE
+    method: str = "GET"
+    headers: Any = None
+    body: str | None = None
+
+
+def test_a_request_of_requests() -> None:
+    """A body of ``None`` is an empty one, and a text is its UTF-8."""
+    assert fingerprint(Prepared()) == fingerprint(CrawlRequest(PAGE))
+    form = Prepared(method="POST", body="a=茶")
+    assert fingerprint(form) == fingerprint(
+        CrawlRequest(PAGE, "POST", body="a=茶".encode())
+    )
+
+
 # --- items
 
 
@@ -159,6 +178,21 @@ def test_a_dataclass_in_a_dataclass(make: Any) -> None:
     assert shelf.found == NESTED["found"]
     if make is dict:
         assert asdict(shelf) == NESTED
+
+
+@dataclass
+class Part:
+    _sku: str
+
+
+def test_a_dataclass_anywhere_counts_with_all_its_fields() -> None:
+    """Those that begin with an underscore, too: different items are different."""
+    for hold in (lambda part: {"part": part}, lambda part: [part], UserDict):
+        items = [hold({"a": Part(sku)}) for sku in ("茶", "茶杯")]
+        assert len({item_fingerprint(item) for item in items}) == 2
+    assert item_fingerprint({"part": Part("茶")}) == item_fingerprint(
+        {"part": {"_sku": "茶"}}
+    )
 
 
 def cyclic_item() -> Price:

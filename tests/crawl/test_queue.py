@@ -36,7 +36,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.testing.link import Act
 from tests.engines import ClusterTopology
 from tests.harness import are_blocked, eventually, execute
-from tests.kit import Cut, Direction, FaultProxy, Late, Rate, Rule, Swallow
+from tests.kit import Cut, Delay, Direction, FaultProxy, Late, Rate, Rule, Swallow
 from tests.kit.resp import Piece
 
 Keys = dict[str, Any]
@@ -220,6 +220,30 @@ async def test_an_error_that_has_no_text(queue: RequestQueue) -> None:
     assert (await queue.stats()).delayed == 1
 
 
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("404", "404"),
+        (503, "503"),
+        (None, "null"),
+        (ValueError("kaputt"), "ValueError: kaputt"),
+        ({"status": 503}, '{"status":503}'),
+    ],
+    ids=repr,
+)
+async def test_a_reason_that_is_no_text(
+    redis_url: str, name: str, reason: object, shown: str
+) -> None:
+    """It becomes one, because the block has to go on also after the last attempt."""
+    async with RequestQueue(redis_url, name, max_retries=0) as queue:
+        await queue.push(PAGE)
+        async with queue.take() as taken:
+            assert taken is not None
+            assert await taken.fail(reason)
+        (failed,) = await queue.failed()
+        assert (failed.request, failed.reason) == (PAGE, shown)
+
+
 async def test_the_delay_doubles_with_each_retry(
     redis_url: str, redis: Any, name: str
 ) -> None:
@@ -327,6 +351,56 @@ async def test_a_cancelled_wait_loses_nothing(queue: RequestQueue) -> None:
         await asyncio.gather(task, push, return_exceptions=True)
     await drain_into(queue, found)
     assert sorted(found) == sorted(page(number).url for number in range(60))
+
+
+async def test_a_reply_for_a_cancelled_wait_goes_back_at_once(
+    redis_url: str, name: str
+) -> None:
+    """Also if this worker holds another request, and waits for nothing more."""
+    async with (
+        FaultProxy(redis_url) as proxy,
+        RequestQueue(proxy.url, name) as queue,
+        RequestQueue(redis_url, name) as other,
+    ):
+        await queue.push_many([page(1), page(2)])
+        async with queue.take() as held:
+            assert held is not None
+            async with proxy.during(Delay(0.3)):
+                with anyio.move_on_after(0.1):
+                    async with queue.take():
+                        pytest.fail("the reply was not late")
+                with anyio.fail_after(5):
+                    async with other.take() as taken:
+                        assert taken is not None
+                        assert (taken.request, taken.attempt) == (page(2), 1)
+
+
+async def test_more_ends_at_once_than_one_write_holds(queue: RequestQueue) -> None:
+    """All are confirmed, also while this worker holds a request for longer."""
+    count = 502
+    await queue.push_many(page(number) for number in range(count))
+    taken_all, confirmed = anyio.Event(), list[bool]()
+    holding = 0
+
+    async def crawl() -> None:
+        nonlocal holding
+        async with queue.take() as taken:
+            assert taken is not None
+            holding += 1
+            if holding == count:
+                taken_all.set()
+            await taken_all.wait()
+            confirmed.append(await taken.ack())
+
+    async with anyio.create_task_group() as tasks, queue.take() as longest:
+        assert longest is not None
+        holding += 1
+        for _ in range(count - 1):
+            tasks.start_soon(crawl)
+        with anyio.fail_after(4):
+            while len(confirmed) < count - 1:
+                await anyio.sleep(0.01)
+    assert all(confirmed)
 
 
 async def drain_into(queue: RequestQueue, found: list[str]) -> None:
@@ -635,6 +709,44 @@ async def test_what_kills_every_worker_ends_in_the_failed_list(
         (failed,) = await queue.failed()
         assert (failed.request, failed.attempts) == (PAGE, 2)
         assert "lease ended too often" in failed.reason
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["failed", "lost"])
+@pytest.mark.parametrize(
+    "value", ["1.0", "abc", "", "-9", "99999999999", ["1"]], ids=repr
+)
+async def test_a_number_of_retries_that_is_no_number(
+    redis_url: str,
+    redis: Any,
+    name: str,
+    value: str | list[str],
+    is_lost: bool,
+) -> None:
+    """Another program's value is replaced: the retries come to an end."""
+    processing = f"crawlo:{name}:queue:processing"
+    async with RequestQueue(redis_url, name, max_retries=2, retry_delay=0.01) as queue:
+        await queue.push(PAGE)
+        for attempt in (1, 2, 3):
+            taken = await queue.take(timeout=5).__aenter__()
+            assert taken is not None
+            assert taken.attempt == attempt
+            ((member, _),) = await redis.zrange(processing, 0, -1, withscores=True)
+            key = RedisKeyManager(name).get_failed_retries_key(member)
+            if attempt == 1 and isinstance(value, str):
+                await redis.set(key, value)
+            elif attempt == 1:
+                await redis.rpush(key, *value)
+            if is_lost:
+                await redis.zadd(processing, {member: 1})  # its worker is long gone
+            else:
+                assert await taken.fail("503")
+        async with queue.take(timeout=0) as nothing:
+            assert nothing is None
+
+        async def has_failed() -> bool:
+            return [one.attempts for one in await queue.failed()] == [3]
+
+        await eventually(has_failed)
 
 
 async def test_simple_mode_is_done_when_taken(
@@ -1153,9 +1265,14 @@ async def test_foreign_entries_of_the_failed_list_stay(
     """They are shown as what they are, and not queued."""
     key = f"crawlo:{name}:queue:failed"
     await redis.rpush(key, b"\x80\x04}.", b"[]", b'{"request": 7, "attempts": "x"}')
-    assert [one.request for one in await queue.failed()] == [None] * 3
+    deep = b"[" * 990 + b"]" * 990
+    await redis.rpush(
+        key, b'{"request": {"url": "http://a/", "meta": {"a": %b}}}' % deep
+    )
+    await redis.rpush(key, b'{"reason": %b}' % deep)
+    assert [one.request for one in await queue.failed()] == [None] * 5
     assert await queue.requeue_failed() == 0
-    assert await redis.llen(key) == 3
+    assert await redis.llen(key) == 5
 
 
 ROWS = ["requests_queue", "requests_data", "processing_queue", "processing_data"]
@@ -1283,6 +1400,8 @@ async def test_a_failed_request_comes_back_as_it_was(
         assert decode_object(newest.raw)["request"] == decode_object(request.encode())
         assert decode_object(oldest.raw)["request"]["own"] == [2**90]
         assert await queue.requeue_failed() == 2
+        queued = await redis.hvals(manager.get_requests_data_key())
+        assert {"own": [2**90], "url": page(1).url} in map(decode_object, queued)
         async with queue.take() as first, queue.take() as second:
             assert first is not None
             assert second is not None

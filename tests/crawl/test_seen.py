@@ -298,7 +298,12 @@ async def test_a_pipeline_by_settings(
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"REDIS_TTL": "soon"}, {"CLEANUP_REDIS_DATA": "maybe"}, {"REDIS_TTL": -1}],
+    [
+        {"REDIS_TTL": "soon"},
+        {"CLEANUP_REDIS_DATA": "maybe"},
+        {"REDIS_TTL": -1},
+        {"REDIS_TTL": 10**400},
+    ],
     ids=repr,
 )
 def test_wrong_settings(wrong: dict[str, Any]) -> None:
