@@ -6,7 +6,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 SHORTEST: Final = 0.1  # seconds; the shortest allowed interval
+SHORTEST_TTL: Final = 0.3  # seconds; an interval is at most a third of it
 LEAVE_GRACE: Final = 1.0  # seconds that leaving may take in addition to ``timeout``
 AT_EXIT: Final = 1.0  # longest wait in seconds when the interpreter exits
 
@@ -93,6 +94,8 @@ class HeartbeatStats:
 
 def _check_interval(interval: float | None, ttl: float) -> float:
     """Return the seconds between two beats: a third of the TTL by default."""
+    if ttl < SHORTEST_TTL:
+        raise ConfigurationError("ttl", ttl, f"at least {SHORTEST_TTL:g} s")
     if interval is None:
         return ttl / 3
     rule = f"at least {SHORTEST:g} s"
@@ -128,7 +131,7 @@ def _first_value(kind: object, worker_id: object) -> WorkerHeartbeat:
     if worker_id is not None:
         rule = "the heartbeat has its id already"
         raise ConfigurationError("worker_id", worker_id, rule, "Leave it out.")
-    return kind
+    return replace(kind)  # checks its fields again, which the caller may have changed
 
 
 class Heartbeat:
@@ -164,7 +167,8 @@ class Heartbeat:
             ``BLS_REDIS_URL``.
         interval: Longest time in seconds between two beats. Each pause is shortened at
             random. The largest allowed value, and the default, is a third of ``ttl``.
-        ttl: Seconds for which the worker counts as alive after a beat; 30 by default.
+        ttl: Seconds for which the worker counts as alive after a beat; at least 0.3,
+            and 30 by default.
         conflict: What to do if another process owns the key, or if the key has a value
             of a program without a lease. ``"refuse"`` raises
             :class:`~bls_agent.LeaseHeldError`. ``"wait"`` lets the program continue,

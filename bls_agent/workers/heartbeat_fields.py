@@ -15,6 +15,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Self, cast
 
+from bls_agent.core.checks import check_count
 from bls_agent.core.codec import (
     JSONObject,
     decode_object,
@@ -29,6 +30,7 @@ from bls_agent.core.keys import KEYS, KeyTemplate, name_of
 DIGITS: Final = (
     20  # largest length of a number in a text; int() raises for a very long one
 )
+LARGEST: Final = 10**DIGITS - 1  # largest count
 
 
 class WorkerStatus(StrEnum):
@@ -44,7 +46,7 @@ class WorkerStatus(StrEnum):
 def _check_status(name: str, value: object) -> WorkerStatus:
     known = ", ".join(WorkerStatus)
     try:
-        return WorkerStatus(str(value).lower())
+        return WorkerStatus(str(name_of(value)).lower())
     except ValueError:
         raise ConfigurationError(name, value, f"one of {known}") from None
 
@@ -60,9 +62,7 @@ def _check_count(name: str, value: object) -> int:
     text = str(value).removesuffix(".0") if isinstance(value, str | float) else ""
     short = len(text) <= DIGITS and text.isascii() and text.isdecimal()
     number = int(text) if short else value
-    if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
-        return number
-    raise ConfigurationError(name, value, "a whole number, 0 or more")
+    return check_count(name, number, least=0, most=LARGEST)
 
 
 def _check_object(name: str, value: object) -> JSONObject:
@@ -149,7 +149,11 @@ class WorkerHeartbeat:
 
     def to_json(self) -> str:
         """Return the heartbeat as JSON. Non-ASCII text is not escaped."""
-        return encode(self.to_dict()).decode()
+        fields = self.to_dict()
+        try:
+            return encode_strictly(type(self).__name__, fields).decode()
+        except ConfigurationError:  # a field was set to what JSON cannot hold
+            return encode(fields).decode()
 
     @classmethod
     def from_json(cls, data: str | bytes | Mapping[str, Any]) -> Self:
@@ -497,5 +501,6 @@ def _object_of(
 ) -> tuple[Mapping[str, Any], bytes]:
     if isinstance(data, Mapping):
         return data, encode(data)
-    payload = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+    # A surrogate of any kind gives bytes that are not UTF-8.
+    payload = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     return decode_object(payload), payload

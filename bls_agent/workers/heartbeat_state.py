@@ -164,6 +164,11 @@ class HeartbeatState:
         self.claim.record_failure(ambiguous=ambiguous)
         self.answered.set()
 
+    def record_unwritten(self) -> None:
+        """Record a beat that could not be made, so that no request was sent."""
+        self.counts.failures += 1
+        self.answered.set()
+
     def want(self) -> None:
         """Request a write as soon as neither Redis nor another owner prevents it."""
         self._is_changed = True

@@ -19,7 +19,7 @@ from bls_agent.connection.scripts import BEAT, END_LEASE
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.redaction import redact_traceback
-from bls_agent.runtime.lease import boot_seconds
+from bls_agent.runtime.lease import Run, boot_seconds
 from bls_agent.runtime.tasks import ThreadSafeEvent, start_background
 from bls_agent.workers.heartbeat_state import HeartbeatState
 
@@ -200,18 +200,33 @@ class HeartbeatWriter:
         for state in states:
             state.ended.set()
 
+    def _make_beats(
+        self, states: Sequence[HeartbeatState]
+    ) -> dict[HeartbeatState, Run]:
+        """Return the next beat of each heartbeat. Leave out one that raises."""
+        beats: dict[HeartbeatState, Run] = {}
+        for state in states:
+            try:
+                beats[state] = state.beat()
+            except Exception as error:  # noqa: BLE001 - a program's class may raise anything
+                text = "the heartbeat %r could not be encoded\n%s"
+                logger.error(text, state.claim.key, redact_traceback(error))  # noqa: TRY400 - the traceback is redacted
+                state.record_unwritten()
+                state.due_at = anyio.current_time() + state.interval
+        return beats
+
     async def _write(self, states: Sequence[HeartbeatState]) -> None:
-        if not states:
+        beats = self._make_beats(states)
+        if not beats:
             return
         sent_at = boot_seconds()
         try:
-            runs = [state.beat() for state in states]
-            replies = await BEAT.run_many(self._pool, runs)
+            replies = await BEAT.run_many(self._pool, list(beats.values()))
         except RedisUnavailableError as error:
-            self._record_outage(states, error)
+            self._record_outage(list(beats), error)
             return
         now = boot_seconds()
-        for state, reply in zip(states, replies, strict=True):
+        for state, reply in zip(beats, replies, strict=True):
             if state not in self.states:
                 continue
             if isinstance(reply, RedisUnavailableError):

@@ -127,6 +127,8 @@ class BacktestProgress(TaskKeys):
             ConfigurationError: The id cannot be part of a key, or a field cannot be
                 written.
         """
+        if cast("object", progress) is None:  # a caller without a type checker
+            raise ConfigurationError("progress", progress, "percent, from 0 to 100")
         return await self._put(task_id, status, {"progress": progress, **fields})
 
 

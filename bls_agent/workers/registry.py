@@ -18,7 +18,7 @@ from bls_agent.core.errors import (
     RedisRefusedError,
     RedisUnavailableError,
 )
-from bls_agent.core.keys import KeyTemplate
+from bls_agent.core.keys import KeyTemplate, name_of
 from bls_agent.runtime.lease import length_of
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
 from bls_agent.workers.reading import common_pattern, head_of, read_values
@@ -208,7 +208,7 @@ def _search_for(kind: type[WorkerHeartbeat] | str | None) -> _Search:
     if kind is None:
         return _Search(HEARTBEATS, common_pattern(map(head_of, HEARTBEATS.values())))
     named = kind if isinstance(kind, str) else getattr(kind, "kind", None)
-    head = HEARTBEATS[GENERIC].locate(kind=str(named), worker_id="")
+    head = HEARTBEATS[GENERIC].locate(kind=str(name_of(named)), worker_id="")
     for name, row in HEARTBEATS.items():
         words = (name, name.removesuffix("_heartbeat"))
         if named in words or head_of(row) == head:

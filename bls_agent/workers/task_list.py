@@ -69,7 +69,8 @@ class TaskList(NamedTuple):
         for worker in workers:
             ids: object = worker.raw.get("task_uuids")
             listed = cast("list[object]", ids) if isinstance(ids, list) else []
-            others = [unclaimed[one] for one in map(str, listed) if one in unclaimed]
+            texts = [str(one) for one in listed if isinstance(one, str | int)]
+            others = [unclaimed[one] for one in texts if one in unclaimed]
             if tasks := [*named.get(worker.id, ()), *others]:
                 found[worker.key] = tasks
         return found

@@ -9,7 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from bls_agent.core.codec import JSONObject, cut_text, decode_object
+from bls_agent.core.codec import JSONObject, cut_text, decode_object, encode
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
 from bls_agent.core.keys import KeyTemplate, show_name
 from bls_agent.workers.heartbeat_fields import (
@@ -282,8 +282,15 @@ def _differences(worker: Worker, known: Worker | None) -> Iterator[WorkerChange]
     if worker.stale != known.stale:
         yield WorkerChange(Change.STALE if worker.stale else Change.BACK, worker, known)
     same = worker.payload == known.payload and worker.problem == known.problem
-    if not same and worker.content != known.content:
+    if not same and _differs(worker.content, known.content):
         yield WorkerChange(Change.CHANGED, worker, known)
+
+
+def _differs(content: object, known: object) -> bool:
+    try:
+        return content != known
+    except RecursionError:  # Python compares at most about 1,000 nested lists
+        return encode(content) != encode(known)
 
 
 def _is_refreshed(worker: Worker, known: Worker | None) -> bool:

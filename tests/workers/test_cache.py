@@ -6,11 +6,14 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable
 from datetime import date
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 import anyio
 import orjson
@@ -724,7 +727,7 @@ async def test_stale_on_error(cache: FunctionCache, redis: Redis, name: str) -> 
         {"ttl": 0}, {"ttl": -1}, {"ttl": float("inf")}, {"ttl": True}, {"ttl": "1"}, {"ttl": 0.0001},
         {"stale_on_error": -1}, {"stale_on_error": float("nan")},
         {"size_limit": 1}, {"lock_timeout": 0}, {"lock_ttl": 0}, {"name": ""}, {"name": "a\nb"},
-        {"name": "e\u0301"}, {"dump": str}, {"load": str}, {"ignore": ("nothing",)},
+        {"name": "e\u0301"}, {"name": 5}, {"name": UUID(int=1)}, {"dump": str}, {"load": str}, {"ignore": ("nothing",)},
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_refused_at_once(options: dict[str, Any]) -> None:
@@ -774,6 +777,88 @@ def test_a_closure_that_is_made_again_needs_a_name() -> None:
             @cache.cached
             def load(self) -> object:
                 return super()  # its class is no variable
+
+
+class Rates:
+    """Something whose methods depend on the object, or on the class."""
+
+    factor = 1
+
+    def times(self, number: int) -> int:
+        return number * self.factor
+
+    @classmethod
+    def of_class(cls, number: int) -> int:
+        return number * cls.factor
+
+
+class DoubleRates(Rates):
+    """Inherits all methods."""
+
+    factor = 2
+
+
+def wrap(function: Callable[[int], int]) -> Callable[[int], int]:
+    """Make another function as decorators do."""
+
+    @functools.wraps(function)
+    def call(number: int) -> int:
+        return function(number)
+
+    return call
+
+
+def test_a_method_of_an_object_needs_a_name() -> None:
+    """The object is no argument: the methods of two objects would share results.
+
+    The same holds for a class that inherits a class method. Other functions that have a
+    module or a class beside them are named by it.
+    """
+    cache = FunctionCache()
+    bound: list[Any] = [Rates().times, wrap(Rates().times), DoubleRates.of_class]
+    for each in bound:
+        with pytest.raises(ConfigurationError, match="name="):
+            cache.cached(each)
+        cache.cached(name="rates")(each)
+    named: list[Any] = [Rates.of_class, math.isqrt]
+    for each in named:
+        cache.cached(each)
+
+
+def test_a_wrapped_closure_is_a_closure() -> None:
+    """Its variables are seen below the decorators around it."""
+    cache = FunctionCache()
+
+    def make(factor: int) -> Any:
+        @functools.lru_cache
+        def times(number: int) -> int:
+            return number * factor
+
+        return times
+
+    cache.cached(make(2))
+    with pytest.raises(ConfigurationError, match="name="):
+        cache.cached(make(3))
+
+
+class Name(str, Enum):  # noqa: UP042 - str() of a StrEnum is its value
+    """Names of functions, as older programs declare them."""
+
+    BARS = "行情[enum]"
+
+
+async def test_a_member_of_an_enum_as_name(cache: FunctionCache, redis: Redis) -> None:
+    """Its value is the name, also for whoever clears."""
+
+    @cache.cached(ttl=60, name=Name.BARS)
+    async def give(number: int) -> int:
+        return number
+
+    await give(1)
+    await give(2)
+    assert len(await keys_of(redis, "行情?enum?")) == 2
+    assert await cache.clear(give, 1) == 1
+    assert await cache.clear(give) == 1
 
 
 async def test_functions_of_another_cache_are_refused(cache: FunctionCache) -> None:

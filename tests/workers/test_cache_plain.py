@@ -300,6 +300,20 @@ async def test_in_a_running_event_loop_nobody_waits_for_a_thread(
     assert results == ["in a thread"]
 
 
+def test_an_argument_may_be_called_as_one_of_clear(
+    cache: FunctionCache, name: str
+) -> None:
+    """``function`` and ``self`` reach the cached function, not the thread."""
+
+    @cache.cached(ttl=60, name=name)
+    def load(function: str) -> str:
+        return function
+
+    assert load("sum") == "sum"
+    assert cache.clear_sync(load, function="max") == 0
+    assert cache.clear_sync(load, function="sum") == 1
+
+
 async def test_clear_sync_is_refused_in_a_loop(cache: FunctionCache, name: str) -> None:
     """It would block it."""
 

@@ -481,6 +481,8 @@ async def test_plain_with_is_refused_in_an_event_loop(
         ({"interval": "1"}, "interval"),
         ({"ttl": 0}, "ttl"),
         ({"ttl": float("inf")}, "ttl"),
+        ({"ttl": 1e-6}, "ttl"),
+        ({"ttl": 0.29}, "ttl"),
         ({"ttl": 6, "interval": 2.5}, "interval"),
         ({"conflict": "steal"}, "conflict"),
         ({"timeout": -1}, "timeout"),
@@ -509,6 +511,50 @@ def test_wrong_arguments(options: dict[str, Any], name: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Heartbeat(given.pop("heartbeat"), **given)
     assert caught.value.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("running_tasks", -1), ("status", "busy"), ("task_uuids", [None])],
+)
+def test_a_field_that_was_set_is_checked_again(name: str, value: object) -> None:
+    """Refused at construction, and not by each beat later."""
+    heartbeat = BacktestWorkerHeartbeat.create("1")
+    setattr(heartbeat, name, value)
+    with pytest.raises(ConfigurationError) as caught:
+        Heartbeat(heartbeat, redis="redis://127.0.0.1:1")
+    assert caught.value.name == name
+
+
+def test_a_value_in_a_field_is_checked_again() -> None:
+    """What JSON cannot hold, put into the counters later."""
+    heartbeat = DataWorkerHeartbeat.create("1", stats={"ratio": 0.5})
+    heartbeat.stats["ratio"] = float("nan")
+    with pytest.raises(ConfigurationError, match="stats"):
+        Heartbeat(heartbeat, redis="redis://127.0.0.1:1")
+
+
+class Mute(DataWorkerHeartbeat):
+    """A class of somebody's own whose value cannot be encoded."""
+
+    def to_json(self) -> str:
+        raise ValueError("no words")
+
+
+async def test_one_that_cannot_be_encoded_silences_no_other(
+    redis_url: str, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fails alone, and is said; the other one is written on and on."""
+    mute = Mute.create(f"d-{secrets.token_hex(4)}")
+    async with (
+        Heartbeat(said, redis=redis_url, **SHORT) as sound,
+        Heartbeat(mute, redis=redis_url, **SHORT) as failing,
+    ):
+        writes = sound.stats().writes
+        await eventually(lambda: sound.stats().writes >= writes + 3)
+        await eventually(lambda: failing.stats().failures >= 2)
+        assert failing.stats().writes == sound.stats().failures == 0
+    assert "no words" in caplog.text
 
 
 async def test_never_closed(redis_url: str, bare: Redis, said: Any) -> None:

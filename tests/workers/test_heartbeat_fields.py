@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -132,6 +133,31 @@ def test_a_backtest_worker_says_it_once_more() -> None:
     assert later.last_heartbeat == later.timestamp
 
 
+class State(str, Enum):  # noqa: UP042 - str() of a StrEnum is its value
+    """A status, as older programs declare it."""
+
+    BUSY = "RUNNING"
+
+
+def test_a_status_may_be_a_member_of_another_enum() -> None:
+    """Its value counts, in capital letters, too."""
+    beat = SchedulerHeartbeat.create("a", State.BUSY)  # type: ignore[arg-type]
+    assert beat.status is WorkerStatus.RUNNING
+
+
+def test_a_large_number_is_written_with_its_digits() -> None:
+    """Not as a text; a count has 20 digits at most."""
+    beat = DataWorkerHeartbeat.create("a", stats={"行": 2**64})
+    assert '"stats":{"行":18446744073709551616}' in beat.to_json()
+    assert json.loads(GenericHeartbeat(own={"行": 2**64}).to_json())["行"] == 2**64
+    busy = SchedulerHeartbeat.create("a", S, 10**20 - 1)
+    assert SchedulerHeartbeat.from_json(busy.to_json()) == busy
+    with pytest.raises(ConfigurationError, match="running_tasks"):
+        SchedulerHeartbeat.create("a", S, 10**20)
+    beat.stats["行"] = {1}  # the class was not asked
+    assert json.loads(beat.to_json())["stats"] == {"行": [1]}
+
+
 def test_reading_is_tolerant() -> None:
     """A time that is none is read as it is."""
     payload = b'{"status":"running","timestamp":"gestern"}'
@@ -184,6 +210,10 @@ def test_parsing_what_there_is() -> None:
     assert parse_heartbeat_data(None) == {}
     assert parse_heartbeat_data("running") == {"raw": "running"}
     assert parse_heartbeat_data("") == {"raw": ""}
+    for surrogate in ("\ud800", "\udcff"):
+        assert parse_heartbeat_data(surrogate) == {"raw": surrogate}
+        with pytest.raises(DecodeError, match="not_utf8"):
+            SchedulerHeartbeat.from_json(surrogate)
 
 
 @pytest.mark.parametrize("wrong", ["", " a", "a\nb", "a\x00", "\ud800"], ids=ascii)

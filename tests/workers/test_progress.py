@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 import orjson
 import pytest
@@ -219,6 +220,8 @@ async def test_a_backtest(redis_url: str, code: str, redis: Redis) -> None:
         assert found is not None
         assert (found.progress, found.status) == (12.5, "running")
         assert found in await backtests.list("running")
-        with pytest.raises(ConfigurationError):
-            await backtests.set(code, 101)
+        wrong: Any
+        for wrong in (101, None):
+            with pytest.raises(ConfigurationError, match="progress"):
+                await backtests.set(code, wrong)
         assert await backtests.delete(code)

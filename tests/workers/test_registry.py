@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from enum import Enum
 from typing import Any
 
 import anyio
@@ -100,6 +101,13 @@ async def test_everybody_is_found(own_server: DevServer, admin: Redis) -> None:
     assert asked["cmdstat_scan"]["calls"] < 8  # one search for all kinds
 
 
+class Kind(str, Enum):  # noqa: UP042 - str() of a StrEnum is its value
+    """Kinds of workers, as older programs declare them."""
+
+    DOWNLOAD = "下[载]"
+    NODE = "node"
+
+
 @pytest.mark.parametrize(
     ("kind", "ids"),
     [
@@ -110,6 +118,8 @@ async def test_everybody_is_found(own_server: DevServer, admin: Redis) -> None:
         ("component_heartbeat", ["feed:1"]),
         ("process_heartbeat", ["4711"]),
         ("下[载]", ["上海:1"]),
+        (Kind.DOWNLOAD, ["上海:1"]),
+        (Kind.NODE, ["[a-z]*?\\", "a:b\nc"]),
         ("generic", ["上海:1"]),
         ("node", ["[a-z]*?\\", "a:b\nc"]),
         ("下", []),

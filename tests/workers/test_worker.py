@@ -227,6 +227,17 @@ def test_what_is_wrong_is_a_change() -> None:
     assert stage.look(4, a=(None, A)) == ["a changed"]
 
 
+def test_a_value_of_many_levels_is_compared() -> None:
+    """Python itself compares no more lists than calls that it may nest."""
+    stage = Stage()
+    for now, word in enumerate(["1", "2", "2"]):
+        text = "[" * 1_000 + "]" * 1_000
+        payload = f'{{"a":{text},"b":{word},"timestamp":{now}}}'.encode()
+        worker = Worker.read("generic_heartbeat", b"heartbeat:a:1", payload, 20.0)
+        changes = stage.diff.compare({b"heartbeat:a:1": worker}, now)
+        assert [one.what for one in changes] == [["joined"], ["changed"], []][now]
+
+
 def test_a_change_names_both_states() -> None:
     """How it is, and how it was at the look before."""
     stage = Stage()

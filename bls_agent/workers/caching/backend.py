@@ -241,29 +241,32 @@ class DistributedLock:
         policy, pause = self._function.policy, Backoff(base=LOCK_BASE, cap=LOCK_CAP)
         end = anyio.current_time() + policy.lock_timeout
         while not self._backend.availability.away:
-            ours = await self.try_once()
+            is_taken = await self._is_taken()
             found = await read()
             if found.fresh:
                 await self.leave()
                 return found
             left = end - anyio.current_time()
-            if ours is not False or not found.writable or left <= 0:
+            if not is_taken or not found.writable or left <= 0:
                 return None
             await anyio.sleep(min(pause.failed(), left))
         return None
 
-    async def try_once(self) -> bool | None:
-        """Take the lock if it is free. Return ``None`` if Redis does not reply."""
+    async def _is_taken(self) -> bool:
+        """Take the lock if it is free. Return whether another process has the lock.
+
+        Return ``False``, too, if Redis does not reply.
+        """
         try:
             lease = await self._prepare()
             with anyio.fail_after(self._backend.timeout):
                 ours = await lease.acquire()
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)
-            return None
+            return False
         if ours and self._renewing is None:
             self._renewing = start_background(lease.keep, "bls-agent-cache-lock")
-        return ours
+        return not ours
 
     async def _prepare(self) -> Lease:
         if self._connection is None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from types import ModuleType
 from typing import Any, ClassVar, Final, ParamSpec, Protocol, TypeVar, cast, overload
 
 import anyio
@@ -13,7 +15,7 @@ import anyio
 from bls_agent.connection.access import Access, RedisOrAgent, Store
 from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.pool import ConnectionPool
-from bls_agent.core.checks import check_seconds
+from bls_agent.core.checks import check_seconds, check_text
 from bls_agent.core.codec import encode
 from bls_agent.core.errors import ConfigurationError, WrongTypeError
 from bls_agent.core.keys import checked_reply
@@ -168,7 +170,8 @@ class FunctionCache(Store):
             ttl: Seconds for which a result is stored.
             name: The name under which results are stored, instead of the function's
                 module and name. A closure that is made several times needs ``name``,
-                because its variables are not arguments.
+                because its variables are not arguments. So does a method of an object,
+                because the object is no argument.
             ignore: Parameters that do not affect the result, such as ``("self",)``.
             key: Function that is called with the arguments, and returns the value that
                 replaces the arguments in the key.
@@ -187,6 +190,8 @@ class FunctionCache(Store):
             ConfigurationError: An option has a value that is not allowed, or the
                 function cannot be cached.
         """
+        if name is not None:
+            name = str.__str__(check_text("name", name))  # perhaps of a subclass of str
         if (dump is None) != (load is None):
             rule = "dump and load belong together"
             raise ConfigurationError("dump" if load is None else "load", None, rule)
@@ -204,7 +209,7 @@ class FunctionCache(Store):
             shown = name
             if shown is None:
                 shown = name_of(function)
-                self._refuse_second_closure(shown, function)
+                self._refuse_shared_name(shown, function)
             arguments = Arguments(shown, function, ignore=ignore, key=key)
             counts = Counts(self._counts)
             return self._wrap(
@@ -213,15 +218,19 @@ class FunctionCache(Store):
 
         return decorate if function is None else decorate(function)
 
-    def _refuse_second_closure(self, name: str, function: Callable[..., Any]) -> None:
-        """Refuse a closure if another one of the same name was decorated before.
+    def _refuse_shared_name(self, name: str, function: Callable[..., Any]) -> None:
+        """Refuse a function that would share its results with another function.
 
-        The key of a result does not contain the variables of a closure, so the two
-        closures would share their results.
+        The key of a result contains neither the object of a bound method nor the
+        variables of a closure. So a bound method is refused, and a closure if another
+        one of the same name was decorated before.
         """
-        code: object = getattr(function, "__code__", None)
-        variables: tuple[str, ...] = getattr(code, "co_freevars", ())
-        if not {*variables} - {"__class__"}:  # super() needs "__class__"
+        inner: Callable[..., Any] = inspect.unwrap(function, stop=_is_bound)
+        if _is_bound(inner):
+            rule = "it is bound to an object, which is no part of its name"
+            raise ConfigurationError("function", name, rule, "Give each its own name=…")
+        variables = {*_variables_of(function), *_variables_of(inner)}
+        if not variables - {"__class__"}:  # super() needs "__class__"
             return
         if name in self._closures:
             rule = "it was decorated before, perhaps with other variables around it"
@@ -306,7 +315,9 @@ class FunctionCache(Store):
         """
         refuse_in_event_loop("clear_sync", "await cache.clear(…)")
         clear = cast("Callable[..., Any]", self.clear)
-        removed: int = SHARED_LOOP.find().call(clear, function, *args, **kwargs)
+        # An argument of the function may have the name of a parameter of call().
+        whole = functools.partial(clear, function, *args, **kwargs)
+        removed: int = SHARED_LOOP.find().call(whole)
         return removed
 
     def stats(self, function: Callable[..., Any] | None = None, /) -> CacheStats:
@@ -314,6 +325,26 @@ class FunctionCache(Store):
         if function is None:
             return self._counts.show()
         return _unwrap(self, function, (), {})[0].counts.show()
+
+
+def _is_bound(function: Any) -> bool:
+    """Return whether a function is bound to an object that is no part of its name.
+
+    The name of a class method contains the class, unless the class inherits the method.
+    """
+    owner: object = getattr(function, "__self__", None)
+    if isinstance(owner, type):
+        own = f"{owner.__qualname__}.{function.__name__}"
+        modules = (None, owner.__module__)
+        return function.__qualname__ != own or function.__module__ not in modules
+    return owner is not None and not isinstance(owner, ModuleType)
+
+
+def _variables_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the outer variables that a function uses."""
+    code: object = getattr(function, "__code__", None)
+    variables: tuple[str, ...] = getattr(code, "co_freevars", ())
+    return variables
 
 
 def _unwrap(
