@@ -32,6 +32,7 @@ from bls_agent.runs.sse import (
     HEARTBEAT,
     EventFrames,
     read_last_event_id,
+    run_exists,
     stream_status,
     write_retry,
 )
@@ -400,7 +401,7 @@ class RunEventsApp(Starlette):
         after = request.query_params.get("after")
         limit = _limit_in_query(request)
         page = await self._store.page(run_id, after=after, limit=limit)
-        if not page.events and not await self._store.exists(run_id):
+        if not page.events and not await run_exists(self._store, run_id):
             status = 404 if after is None else 410
             return _error_response(status, _ABSENT[status])
         return _page_response(page)

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 from bls_agent.core.checks import check_count
-from bls_agent.core.codec import JSONObject, decode_object, encode
+from bls_agent.core.codec import JSONObject, decode_object, encode, encode_strictly
 from bls_agent.core.errors import ConfigurationError, DecodeError
 
 BEGINNING: Final = "0-0"  # the position before every event
@@ -165,6 +165,9 @@ _SOURCE_FIELDS: Final = (
 
 
 _DIGITS: Final = 20  # decimal digits of the largest number of 64 bits
+# Turns digits into 0 and other bytes into blanks. A search for zeros is fast.
+_ZEROS: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))  # noqa: PLR2004 - "0" to "9"
+_LONG_NUMBER: Final = b"0" * 19  # an integer over 64 bits has at least 19 digits
 
 
 @dataclass(frozen=True)
@@ -237,12 +240,26 @@ class StreamEvent:
     @cached_property
     def json(self) -> bytes:
         """The event as one line of JSON in UTF-8. The event is encoded only once."""
-        return encode(self.to_dict())
+        return self._encode()
 
     @cached_property
     def sse(self) -> bytes:
         """The event as a server-sent event. All followers share the encoded bytes."""
-        return write_frame(self.name, encode(self.to_dict()), self.id)
+        return write_frame(self.name, self._encode(), self.id)
+
+    def _encode(self) -> bytes:
+        """Encode the event, also integers over 64 bits, which a writer may write.
+
+        Without such integers :func:`encode` is enough, and up to 60 times as fast.
+        """
+        fields = self.to_dict()
+        payload = encode(fields)
+        if _LONG_NUMBER not in payload.translate(_ZEROS):
+            return payload
+        try:
+            return encode_strictly("event", fields)
+        except ConfigurationError:
+            return payload
 
     @classmethod
     def decode(

@@ -12,6 +12,7 @@ from typing import Final, Self, TypeAlias
 import anyio
 
 from bls_agent.core.backoff import Backoff
+from bls_agent.core.checks import check_wait
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.runs.events import (
     BEGINNING,
@@ -239,12 +240,15 @@ class Follower:
             has ended.
 
         Raises:
+            ConfigurationError: ``timeout`` is no time.
             WrongTypeError: The key is no stream.
             RedisRefusedError: Redis refuses the request, for example because of a wrong
                 password.
             RedisUnavailableError: The follower began with ``$``, and Redis did not
                 return the last event.
         """
+        if timeout is not None:
+            check_wait("timeout", timeout)
         items = [*self._ready]
         self._ready.clear()
         if not items:

@@ -20,6 +20,7 @@ The first of these cases that applies decides:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple, cast
@@ -289,8 +290,10 @@ class WriterLiveness:
         self._probed_at = now
         self.probe_at = now + LOOK
         if probe.left is not None:
-            self._lease = max(self._lease, probe.left)
-            self._lives_until = now + probe.left
+            # A lease without a TTL may get one again, and its writer may then die.
+            left = probe.left if math.isfinite(probe.left) else LEASE
+            self._lease = max(self._lease, left)
+            self._lives_until = now + left
             # The probe at the end of the lease is sent ``elapsed`` seconds earlier,
             # because this reply and the next request are on their way for so long.
             ends_at = self._lives_until - probe.elapsed

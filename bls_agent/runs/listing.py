@@ -229,7 +229,7 @@ def _task_of(first: StreamEvent | None) -> str:
 def _error_of(newest: Sequence[StreamEvent]) -> str:
     for event in newest:
         if _end_of(event) is RunState.FAILED:
-            reason: Any = event.data.get("error", event.data.get("message"))
+            reason: Any = event.data.get("error") or event.data.get("message")
             if isinstance(reason, dict):
                 inner = cast("JSONObject", reason)
                 kind, reason = inner.get("type"), inner.get("message") or inner

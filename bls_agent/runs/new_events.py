@@ -189,7 +189,10 @@ def sanitize_data(data: object, limit: int) -> tuple[bytes, bool]:
         given = _as_object(data)
     except Exception as error:  # noqa: BLE001 - the caller's Mapping may raise anything
         given = {"value": f"<not readable: {type(error).__name__}>"}
-    return encode_within(cast("JSONObject", given), limit)
+    payload, was_cut = encode_within(cast("JSONObject", given), limit)
+    if not payload.startswith(b"{"):  # the text that replaces a dict that raises
+        payload = b'{"value":%b}' % payload
+    return payload, was_cut
 
 
 def sanitize_source(source: object) -> Source:

@@ -124,7 +124,7 @@ async def stream_status(
         200 if there are events to send, or if events may follow. 204 if the run has
         ended and the client has every event. 404 if the run does not exist and the
         client has no event. 410 if the client has events of a run that no longer
-        exists.
+        exists. A run whose writer is alive exists, also if Redis has lost its stream.
 
     Raises:
         ConfigurationError: An argument is wrong. Answer with 400.
@@ -136,11 +136,16 @@ async def stream_status(
             other status does not try again.
     """
     if last_id in (None, BEGINNING):  # the client has no event
-        return 200 if await store.exists(run_id) else 404
+        return 200 if await run_exists(store, run_id) else 404
     found = await store.get_events(run_id, last_id, "+", 2)
     if len(found) == 1 and found[0].closes and found[0].id == last_id:
         return 204
-    return 200 if found or await store.exists(run_id) else 410
+    return 200 if found or await run_exists(store, run_id) else 410
+
+
+async def run_exists(store: EventStore, run_id: int) -> bool:
+    """Return whether a run has a stream, or a living writer that will write events."""
+    return await store.exists(run_id) or await store.has_writer(run_id)
 
 
 def event_frames(

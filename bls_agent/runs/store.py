@@ -549,6 +549,17 @@ class EventStore(WritingStore):
         reader = self._reader(run_id)
         return bool(await reader.ask("XLEN")) or bool(await reader.ask("EXISTS"))
 
+    async def has_writer(self, run_id: int) -> bool:
+        """Return whether a living writer owns a run, even if the run has no stream.
+
+        If Redis loses the stream of a living writer, the next event of this writer
+        makes the stream again.
+
+        Raises the same errors as :meth:`get_events`.
+        """
+        reader = self._reader(run_id)
+        return bool(await reader.pool.read(reader.keys.owner, "PTTL") != NO_KEY)
+
     async def get_length(self, run_id: int) -> int:
         """Return the number of events of a run that are in Redis.
 

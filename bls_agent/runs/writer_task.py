@@ -43,7 +43,7 @@ from bls_agent.runs.new_events import (
 )
 from bls_agent.runs.reading import RunKeys, find_wrong_run_key
 from bls_agent.runs.tally import EventCounts, RunTally
-from bls_agent.runtime.batch_writer import BatchWriter, Flushed
+from bls_agent.runtime.batch_writer import BatchWriter, Flushed, Written
 from bls_agent.runtime.lease import (
     RENEWALS,
     LeaseReply,
@@ -466,10 +466,10 @@ class RunWriterTask:
             dropped[CLOSED] += behind_end
         return EventCounts(buffered.delivered - behind_end, dropped, buffered.queued)
 
-    async def was_written(self, batch: Sequence[PendingEvent]) -> bool | None:
-        """Return ``False``, because writing a batch again adds no events twice."""
+    async def check_written(self, batch: Sequence[PendingEvent]) -> Written:
+        """Return ``NO``, because writing a batch again adds no events twice."""
         del batch
-        return False
+        return Written.NO
 
     @property
     def loop_is_closed(self) -> bool:

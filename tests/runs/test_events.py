@@ -93,6 +93,19 @@ def test_data_that_somebody_has_damaged(
     assert whole.data == orjson.loads(payload)
 
 
+BIG = 2**63 + 1
+
+
+def test_a_large_number_keeps_its_digits() -> None:
+    """It was written strictly, so it is no text for the followers; others are tamed."""
+    event = read(*entry({b"data": b'{"a":[18446744073709551616,-%d],"b":null}' % BIG}))
+    end = b'"data":{"a":[18446744073709551616,-%d],"b":null}}' % BIG
+    assert event.json.endswith(end)
+    assert event.sse.endswith(b"%b\n\n" % end)
+    deep = read(*entry({b"data": b'{"a":%b%d%b}' % (b"[" * 300, 2**64, b"]" * 300)}))
+    assert b"<too deep>" in deep.json
+
+
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_source_that_is_nobody(missing: bool) -> None:
     """All four absent, or all four empty: none at all."""

@@ -9,6 +9,7 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
+from bls_agent import ConfigurationError
 from bls_agent.devserver import DevServer
 from bls_agent.runs import EventStore, Followed, StreamEvent, hub
 from bls_agent.runs.hub import COUNT, StreamReader
@@ -37,6 +38,14 @@ async def test_waits_shorter_than_a_read(own_server: DevServer) -> None:
             follower = reader.follow(2)
             with anyio.fail_after(10):
                 assert [await follower.batch(0) for _ in range(50)] == [[]] * 50
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), -1, "5", True])
+async def test_a_time_that_is_none_is_refused(timeout: Any) -> None:
+    """At once, and not by a wait without an end."""
+    follower = EventStore("redis://127.0.0.1:1").follow(1)
+    with anyio.fail_after(10), pytest.raises(ConfigurationError, match="timeout"):
+        await follower.batch(timeout)
 
 
 async def test_no_wait_for_who_has_fallen_behind_the_ring(

@@ -252,6 +252,23 @@ def test_an_outage_is_no_dead_writer() -> None:
     assert not liveness.has_disappeared
 
 
+@pytest.mark.parametrize("outage", [True, False])
+def test_a_lease_that_was_seen_without_a_ttl_once(outage: bool) -> None:
+    """It counts like any other: the writer that dies later is lost, its run may go."""
+    liveness = WriterLiveness(0.0, existed=True)
+    liveness.record(alive(float("inf")), 0.0)
+    assert liveness.probe_at <= LOOK
+    if outage:
+        liveness.note_outage(1.0)
+    liveness.record(alive(), 2.0)
+    assert not liveness.record(GONE, 20.0)
+    assert liveness.record(GONE, liveness.probe_at)
+    liveness = WriterLiveness(0.0, existed=True)
+    liveness.record(alive(float("inf")), 0.0)
+    assert liveness.record(NOTHING, 20.0)
+    assert liveness.has_disappeared
+
+
 def test_a_far_server_is_no_outage() -> None:
     """Where every look takes long, a lost writer is told all the same."""
     liveness = WriterLiveness(0.0, existed=True)

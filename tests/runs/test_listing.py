@@ -109,6 +109,15 @@ def test_summary() -> None:
     assert forever.ttl is None
 
 
+@pytest.mark.parametrize("error", [None, "", {}])
+def test_a_reason_beside_an_empty_error(error: object) -> None:
+    """The message counts, as where there is no error at all."""
+    failed = entry("lifecycle.failed", 9, error=error, message="boom")
+    found = summarise(7, look(first=[failed], last=[failed]))
+    assert found is not None
+    assert found.error == "boom"
+
+
 def test_what_is_no_event_has_a_summary() -> None:
     """Bytes, no fields, data of any kind: nothing keeps a run from the list."""
     for fields in (

@@ -186,6 +186,13 @@ class Rude(Mapping[str, Any]):
         raise ZeroDivisionError
 
 
+class Moody(dict[Any, Any]):
+    """A dict that raises when it is looked through."""
+
+    def items(self) -> Any:
+        raise ZeroDivisionError
+
+
 class Odd(str):
     """A text that is none when somebody looks closer."""
 
@@ -203,6 +210,7 @@ class Odd(str):
 HOSTILE: dict[str, dict[str, Any]] = {
     "data": {"data": Rude()},
     "inside": {"data": {"a": Rude()}},
+    "dict": {"data": Moody({1: "x"})},
     "source": {"source": Rude()},
     "category": {"category": Rude()},
     "action": {"action": Odd("x")},

@@ -354,6 +354,23 @@ async def test_statuses_of_a_stream(store: EventStore) -> None:
     assert await stream_status(store, 1, ids[-1]) == 200
 
 
+async def test_a_run_that_redis_has_lost_goes_on_with_its_writer(
+    store: EventStore, admin: Any
+) -> None:
+    """Its stream is gone, and its next event follows: a browser has to come back."""
+    async with store.run(1) as run:
+        run.emit("a", "b")
+        await run.flush()
+        await admin.delete("run:1:events")
+        assert await store.has_writer(1)
+        assert await stream_status(store, 1) == 200
+        assert await stream_status(store, 1, "5-0") == 200
+    await admin.delete("run:1:events")
+    assert not await store.has_writer(1)
+    assert await stream_status(store, 1) == 404
+    assert await stream_status(store, 1, "5-0") == 410
+
+
 async def test_a_client_that_lacks_the_closing_event_is_sent_it(
     store: EventStore,
 ) -> None:
