@@ -440,7 +440,9 @@ def _read_commit(answer: _Answer) -> tuple[str, str] | None:
     """Return ETag and commit, or ``None`` if the commit has not changed."""
     if answer.status == NOT_MODIFIED:
         return None
-    return answer.headers.get("etag", ""), _check_sha(answer.body.decode().strip())
+    etag = answer.headers.get("etag", "")
+    commit = _check_sha(answer.body.decode().strip())
+    return etag if etag.isascii() else "", commit  # headers of a request are ASCII
 
 
 def _check_sha(text: object) -> str:

@@ -264,7 +264,7 @@ class AssetLibrary(Store):
         write, or the error if Redis refused the write. Raises RedisUnavailableError if
         the connection failed. The caller may then write the same list again.
         """
-        writes = await self._with_categories(writes)
+        writes = await self._with_stored(writes)
         if self._has_scripts and not self.pool.is_cluster:
             runs = [(_keys_of(write), write.arguments(token)) for write in writes]
             replies = await WRITE_ASSET.run_many(self.pool, runs)
@@ -278,26 +278,14 @@ class AssetLibrary(Store):
             self._has_scripts = False
         return [await self._write_by_keys(write) for write in writes]
 
-    async def _with_categories(
-        self, writes: Sequence[AssetWrite]
-    ) -> Sequence[AssetWrite]:
-        """Return the writes. Each deletion gets the category from the asset's hash."""
-        deleted = [write.id for write in writes if write.is_deletion]
-        if not deleted:
-            return writes
-        reads = [("HGET", metadata_key(one), "category") for one in deleted]
-        replies = await self.pool.read_many(reads)
-        named = {
-            one: read_text(reply)
-            for one, reply in zip(deleted, replies, strict=True)
-            if isinstance(reply, bytes)
-        }
-        return [
-            write._replace(category=named.get(write.id, ""))
-            if write.is_deletion
-            else write
+    async def _with_stored(self, writes: Sequence[AssetWrite]) -> Sequence[AssetWrite]:
+        """Return the writes, with what they need from the hashes of their assets."""
+        reads = [
+            ("HMGET", metadata_key(write.id), "category", "created_at")
             for write in writes
         ]
+        replies = await self.pool.read_many(reads)
+        return list(map(_add_stored, writes, replies))
 
     async def _write_by_keys(self, write: AssetWrite) -> _Result:
         """Write one asset key by key. Each asset in the index always has metadata.
@@ -467,6 +455,16 @@ def search_summaries(found: _Summaries, text: str) -> _Summaries:
 def _holds(text: str, words: Sequence[str]) -> bool:
     folded = text.casefold()
     return all(word in folded for word in words)
+
+
+def _add_stored(write: AssetWrite, reply: Reply) -> AssetWrite:
+    """Add the category to a deletion, and a wrong creation time to another write."""
+    if isinstance(reply, RedisUnavailableError):
+        return write  # the write has the same error
+    category, created_at = (one or b"" for one in reply)
+    if write.is_deletion:
+        return write._replace(category=read_text(category))
+    return write if is_time(created_at) else write._replace(bad_time=created_at)
 
 
 def _keys_of(write: AssetWrite) -> list[str]:

@@ -167,12 +167,36 @@ class SyncReport:
             }
             values |= {name: tuple(found[name]) for name in _LISTS}
             values["broken"] = tuple(ManifestFault(**one) for one in found["broken"])
-            return cls(**values)
+            report = cls(**values)
+            _check_types(report)
         except (KeyError, TypeError) as error:
             raise DecodeError("not_a_report", payload, str(error)) from None
+        return report
 
 
 _LISTS: Final = ("created", "updated", "deleted", "kept")
+
+
+def _check_types(report: SyncReport) -> None:
+    """Raise TypeError if a value of a report that was read has the wrong type."""
+    for name, default in _DEFAULTS.items():
+        value, kind = getattr(report, name), type(default)
+        if not isinstance(value, (int, float) if kind is float else kind):
+            message = f"its {name} is no {kind.__name__}"
+            raise TypeError(message)
+    texts = [one for name in _LISTS for one in getattr(report, name)]
+    texts += [getattr(one, name) for one in report.broken for name in _FAULT_TEXTS]
+    if not all(isinstance(one, str) for one in texts):
+        message = "one of its ids or faults is no text"
+        raise TypeError(message)
+
+
+# Field of a report → a value of the right type.
+_DEFAULTS: Final[dict[str, str | int | float]] = {
+    "status": "", "commit": "", "reason": "", "source": "", "content": "",
+    "base_path": "", "seconds": 0.0, "total": 0,
+}  # fmt: skip
+_FAULT_TEXTS: Final = ("path", "reason", "remedy", "field", "id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +239,7 @@ class AssetWrite(NamedTuple):
     category: str = ""  # for a deletion: the category in the asset's hash
     summary: bytes = b""
     fields: Mapping[str, bytes] = {}
+    bad_time: bytes = b""  # the creation time in the hash if readers cannot read it
 
     @property
     def is_deletion(self) -> bool:
@@ -238,7 +263,7 @@ class AssetWrite(NamedTuple):
 
     def arguments(self, token: str) -> list[Argument]:
         """Return the arguments of ``write_asset.lua``, which checks ``token``."""
-        words: list[Argument] = [token, self.id, self.summary, KEPT]
+        words: list[Argument] = [token, self.id, self.summary, KEPT, self.bad_time]
         if not self.is_deletion:
             fields = dict.fromkeys(OPTIONAL, b"") | dict(self.fields)
             words += chain.from_iterable(fields.items())

@@ -253,7 +253,7 @@ def check_base_path(path: str) -> str:
     has a hidden part, because hidden files are never read.
     """
     bare = check_text("base_path", path).strip("/")
-    if bare and (UNFIT_PARTS & set(bare.split("/")) or "\\" in bare):
+    if bare and (UNFIT_PARTS & set(bare.split("/")) or {"\\", "\0"} & set(bare)):
         rule = "it is a folder below the root, written with '/'"
         raise ConfigurationError("base_path", path, rule)
     if any(part.startswith(".") for part in bare.split("/")):

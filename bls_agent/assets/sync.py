@@ -177,8 +177,8 @@ class AssetSync:
 
         Raises:
             LeaseHeldError: Another synchronisation still runs after ``wait`` seconds.
-            WrongTypeError: The state cannot be written, because its key holds another
-                type.
+            WrongTypeError: The state or the lease cannot be written, because its key
+                holds another type.
             RedisUnavailableError: Redis cannot answer. Assets that were written remain,
                 and the next synchronisation writes the others.
         """
@@ -410,8 +410,12 @@ class AssetSync:
         for name in ("created", "updated", "deleted", "kept"):
             shown[name] = shown[name][:KEPT]
         shown["broken"] = shown["broken"][:SHOWN_FAULTS]
-        text = encode(shown)
-        await self._send([("SET", REPORT, text), ("HSET", STATE, *fields)])
+        requests: list[Request] = [("HSET", STATE, *fields)]
+        (before,) = await self.library.pool.read_many([("GET", REPORT)])
+        # SET would replace a key of another type, which may belong to somebody else.
+        if getattr(before, "kind", "") != "wrong_type":
+            requests.insert(0, ("SET", REPORT, encode(shown)))
+        await self._send(requests)
 
     async def _send(self, requests: Sequence[Request]) -> None:
         for reply in await self.library.pool.call_many(requests):
@@ -428,7 +432,7 @@ async def _acquire(lease: Lease) -> bool:
         return await lease.acquire()
     except RedisRefusedError as error:
         if error.kind != "unknown_command":
-            raise
+            return bool(checked_reply(error, lease.owner_key))  # raises an error
         lease.record_renewed(float("inf"))
         return True
 

@@ -199,6 +199,7 @@ async def test_an_error_can_be_printed(tmp_path: Path) -> None:
     [
         ("nowhere", ""), ("", ".."), ("", "d"), ("", "f"),
         ("", "."), ("", "./e"), ("", "e//g"), ("", "e/../e"), ("", ".h"), ("", "e/.b/"),
+        ("", "e\0g"),
     ],
 )  # fmt: skip
 def test_a_folder_that_cannot_be(tmp_path: Path, folder: str, base: str) -> None:

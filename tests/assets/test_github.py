@@ -171,6 +171,17 @@ def test_another_attempt_is_no_news(github: GitHub) -> None:
     assert run_python("-c", program) == (0, f"{github.heads['main']}\n", "")
 
 
+async def test_a_mark_that_cannot_be_sent_again(github: GitHub) -> None:
+    """An ETag that is no ASCII is not kept: the next question has none."""
+    one, commit = source(github), github.heads["main"]
+    github.fail("/commits/", body(commit.encode(), ETag='W/"é"'))
+    for _ in range(2):
+        assert (await one.head()).commit == commit
+    assert "If-None-Match" not in github.asked[-1][2]
+    await one.head()
+    assert github.asked[-1][2]["If-None-Match"] == f'W/"{commit}"'
+
+
 async def test_the_quota_is_used_up(github: GitHub) -> None:
     """A limit that ends soon by the clock of the server is waited for."""
     over = {"X_RateLimit_Remaining": "0", "X_RateLimit_Reset": "1000"}

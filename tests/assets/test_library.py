@@ -235,6 +235,7 @@ PEER: Keys = {"id": "z", "version": "1.0.0", "category": "prompt", "name": "z"}
         ("2024-01-01T00:00:00Z", 1704067200), ("2024-01-01T08:00:00+08:00", 1704067200),
         ("2024-01-01 00:00:00", 1704067200), ("2024-01-01", 1704067200),
         ("20240101T000000Z", 1704067200), ("2024-01-01_00:00:00,5", 1704067200),
+        ("2024-01-01t00:00:00Z", 1704067200),
     ],
 )  # fmt: skip
 async def test_the_time_of_another_program_is_kept(
@@ -250,7 +251,7 @@ async def test_the_time_of_another_program_is_kept(
 
 
 @pytest.mark.parametrize(
-    "written", ["9" * 25, "2024-99-99", "2024-12-32", "2024-01-01x", "1.2.3", "gestern"]
+    "written", ["9" * 25, "2024-99-99", "2026-02-30", "2024-01-01x", "1.2.3", "gestern"]
 )
 async def test_a_time_that_cannot_be_read_is_repaired(
     library: AssetLibrary, admin: Redis, written: str
@@ -338,7 +339,12 @@ async def test_the_state(library: AssetLibrary, admin: Redis) -> None:
         "status": "failed", "created": [], "updated": [], "deleted": [], "kept": ["a"],
         "broken": [fault],
     }  # fmt: skip
-    for odd in ({}, {"kept": 1}, {"broken": [fault | {"unknown": 1}]}):
+    odd_ones: list[Keys] = [
+        {"kept": 1}, {"kept": [1]}, {"reason": 5}, {"source": None}, {"seconds": "1"},
+        {"total": None}, {"broken": [fault | {"unknown": 1}]},
+        {"broken": [fault | {"field": 3}]},
+    ]  # fmt: skip
+    for odd in ({}, *odd_ones):
         key = "bls_agent:{asset:sync:state}:report"
         await admin.set(key, orjson.dumps(whole | odd))
         assert ((await library.sync_state()).report is None) == bool(odd)

@@ -623,6 +623,27 @@ async def test_a_state_that_is_somebody_elses(
     assert await ids(sync) == "abcdefghij"
 
 
+async def test_a_report_that_is_somebody_elses(sync: AssetSync, admin: Redis) -> None:
+    """It is left alone and named in the report that is returned."""
+    await admin.rpush(REPORT, "x")
+    report = await sync.run()
+    assert report.status == "failed"
+    assert REPORT in report.reason
+    assert await admin.lrange(REPORT, 0, -1) == [b"x"]
+    assert await admin.hget(STATE, "sync_status") == b"failed"
+    await admin.delete(REPORT)
+    assert (await sync.run()).status == "complete"
+
+
+async def test_a_lease_that_is_no_lease(sync: AssetSync, admin: Redis) -> None:
+    """Its key is named."""
+    await admin.rpush(OWNER, "x")
+    with pytest.raises(WrongTypeError) as caught:
+        await sync.run()
+    assert caught.value.key == OWNER
+    assert await admin.lrange(OWNER, 0, -1) == [b"x"]
+
+
 async def test_in_an_agent(
     own_server: DevServer, source: MemorySource, admin: Redis
 ) -> None:
