@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, time, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,15 @@ def sync(**options: Any) -> AssetSync:
     return AssetSync(AWAY, MemorySource({}), **options)
 
 
+class Nowhere(tzinfo):
+    """A time zone that does not know its offset."""
+
+    def utcoffset(self, _: datetime | None, /) -> None:
+        """Return nothing."""
+
+    tzname = dst = utcoffset
+
+
 class Shop:
     """A class whose methods somebody decorates in the wrong order."""
 
@@ -47,6 +58,8 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "fallback(None)": ("function", lambda: agent().fallback(None)),
     "flush(None)": ("timeout", lambda: agent().flush(None)),
     "flush(nan)": ("timeout", lambda: agent().flush(float("nan"))),
+    "flush(maxsize)": ("timeout", lambda: agent().flush(sys.maxsize)),
+    "command(timeout)": ("timeout", lambda: agent().command(timeout=10**400)(print)),
     "run.flush": ("timeout", lambda: EventStore(AWAY).run(1).flush(None)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     "status(None)": ("project", lambda: console().status(None)),
     "status(bytes)": ("project", lambda: console().status(b"orders")),
@@ -59,9 +72,16 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "queue(limit=10.5)": ("limit", lambda: console().queue(PROJECT, limit=10.5)),
     "log_page(limit=0)": ("limit", lambda: console().log_page(PROJECT, limit=0)),
     "send(id=bytes)": ("id", lambda: console().send(PROJECT, "x", id=b"1", create=True)),
+    "send(id=b'')": ("id", lambda: console().send(PROJECT, "x", id=b"", create=True)),
+    "send(id=False)": ("id", lambda: console().send(PROJECT, "x", id=False, create=True)),
+    "discard(all=None)": ("all", lambda: console().discard(PROJECT, all=None)),
+    "discard(all='')": ("all", lambda: console().discard(PROJECT, None, all="")),
+    "requeue(all='false')": ("all", lambda: console().requeue(PROJECT, "1", all="false")),
     "intakes(text)": ("projects", lambda: console().intakes(PROJECT)),
     "LogFilter(level=text)": ("level", lambda: LogFilter(level="warn")),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     "LogFilter(since=text)": ("since", lambda: LogFilter(since="1h")),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    "LogFilter(since=time)": ("since", lambda: LogFilter(since=time(12, tzinfo=UTC))),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    "LogFilter(until=nowhere)": ("until", lambda: LogFilter(until=datetime(2026, 1, 1, tzinfo=Nowhere()))),
     "LogFilter(text=None)": ("text", lambda: LogFilter(text=None)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     "AssetSync(path)": ("source", lambda: AssetSync(AWAY, "assets/")),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     "AssetSync(wait=None)": ("wait", lambda: sync(wait=None)),
@@ -72,6 +92,8 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "tasks(limit=2.5)": ("limit", lambda: WorkerRegistry(AWAY).tasks(2.5)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     "task get(None)": ("task_id", lambda: TaskStatus(AWAY).get(None)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     "cached(size_limit=None)": ("size_limit", lambda: FunctionCache(AWAY).cached(ttl=1, size_limit=None)),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "cached(ttl)": ("ttl", lambda: FunctionCache(AWAY).cached(ttl=10**400)),
+    "SeenFilter(ttl)": ("ttl", lambda: SeenFilter(AWAY, "新闻", ttl=1e10)),
     "add_many(text)": ("fingerprints", lambda: SeenFilter(AWAY, "新闻").add_many("abc")),
     "headers=text": ("headers", lambda: fingerprint(CrawlRequest("http://x"), headers="accept")),
 }  # fmt: skip

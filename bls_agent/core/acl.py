@@ -33,6 +33,7 @@ from bls_agent.core.keys import (
     Contract,
     KeyTemplate,
     check_name,
+    decode_key,
     escape_glob,
     place_beside,
     quote_word,
@@ -387,12 +388,12 @@ def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | Non
 
     ``by_key`` means that the command itself is allowed, but not on this key.
     """
-    words = [str(word) for word in request[:4]] + [""] * 3
-    name, key = words[0].lower(), words[1]
+    words = [str(decode_key(w) if isinstance(w, bytes) else w) for w in request[:4]]
+    name, key = words[0].lower(), "".join(words[1:2])
     if name == "client":
         name = f"client|{key.lower()}"
     elif name.startswith("eval"):
-        key = words[3]  # the key after the script and the number of keys
+        key = "".join(words[3:4])  # the key after the script and the number of keys
     option = "GET" if by_key and request[-1] == "GET" else ""
     for right in RIGHTS:
         named = name in right.command.split() and right.option == option

@@ -11,7 +11,7 @@ from typing import Final, TypeGuard
 
 from bls_agent.core.errors import ConfigurationError
 
-LARGEST: Final = 100_000_000  # limit of a count that has no limit of its own
+LARGEST: Final = 100_000_000  # limit of a count, or of seconds, without its own limit
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -19,16 +19,22 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def check_seconds(name: str, value: object, rule: str = "more than 0 seconds") -> float:
-    """Return a time limit: a number above 0 that is not infinite."""
-    if not _is_number(value) or not 0 < value < math.inf:
+    """Return a time limit: a number above 0, and at most ``LARGEST``."""
+    if not _is_number(value) or not value > 0:  # not "value <= 0", because of NaN
         raise ConfigurationError(name, value, rule)
+    if value > LARGEST:  # an operating system or Redis would refuse the time later
+        rule = f"{rule}, and at most {LARGEST:,}"
+        raise ConfigurationError(name, value, rule, "Pass fewer seconds.")
     return value
 
 
 def check_wait(name: str, value: object) -> float:
-    """Return a time to wait: a number of 0 or more, also infinite."""
+    """Return a time to wait: a number from 0 to ``LARGEST``, or infinity."""
     if not _is_number(value) or not value >= 0:  # not "value < 0", because of NaN
         raise ConfigurationError(name, value, "0 seconds or more")
+    if LARGEST < value < math.inf:
+        rule = f"at most {LARGEST:,} seconds"
+        raise ConfigurationError(name, value, rule, "Pass math.inf for no limit.")
     return value
 
 

@@ -8,10 +8,12 @@ holds no ``:``, and may be left out together with the ``:`` after it. A field
 
 from __future__ import annotations
 
+import operator
 import re
 import unicodedata
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -131,7 +133,9 @@ class KeyTemplate:
         """
         if unknown := fixed.keys() - set(self.fields):
             raise self._wrong_fields(unknown)
-        values = {name: escape_glob(str(value)) for name, value in fixed.items()}
+        values = {
+            name: escape_glob(str(name_of(value))) for name, value in fixed.items()
+        }
         shown = {
             name: values.get(name, None if name in self.optional else "*")
             for name in self.fields
@@ -316,11 +320,16 @@ def checked_reply(reply: Any, key: str) -> Any:
 
 
 def name_of(value: object) -> object:
-    """Return an integer or a UUID as text; return other values unchanged."""
-    if isinstance(value, str | bool):
+    """Return a text, an integer or a UUID as plain text; return other values unchanged.
+
+    The name of a member of an ``Enum`` with texts or integers is the member's value.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)  # str() returns "Kind.A" for a member of an Enum
+    if isinstance(value, bool):
         return value
-    if hasattr(value, "__index__"):
-        return str(value)
+    with suppress(TypeError):
+        return str(operator.index(cast("Any", value)))
     from uuid import UUID  # noqa: PLC0415 - the import takes 1 ms and is rarely needed
 
     return str(value) if isinstance(value, UUID) else value

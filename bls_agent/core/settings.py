@@ -54,7 +54,8 @@ class Rule:
             # The value is limited first, because float() raises for a huge integer.
             value = float(max(min(cast("float", value), _HUGE), -_HUGE))
         elif self.kind is str and isinstance(value, str):
-            value = str(value)  # a member of the enum Level becomes a plain str
+            # Not str(value), which is "Kind.WARN" for a member of an Enum.
+            value = str.__str__(value)
             if self.choices:
                 value = self.spellings.get(value.lower(), value.lower())
         if type(value) is not self.kind or (self.choices and value not in self.choices):
@@ -109,11 +110,13 @@ def _check_names(name: str, value: object) -> tuple[str, ...]:
     else:
         rule = "names, as a sequence of texts or with commas between them"
         raise ConfigurationError(name, value, rule)
+    names: list[str] = []
     for part in given:
         if not isinstance(part, str) or not squeeze(part):
             rule = "each name is a text with a letter or digit in it"
             raise ConfigurationError(name, part, rule)
-    return tuple(str(part).strip() for part in given)
+        names.append(str.strip(part))  # also of a member of an Enum
+    return tuple(names)
 
 
 def _setting(default: Any, meaning: str, kind: type = float, **limits: Any) -> Any:

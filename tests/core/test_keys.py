@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from enum import Enum
 
 import pytest
 from hypothesis import given, strategies as st
@@ -315,6 +316,27 @@ def test_a_fixed_name_matches_only_itself(name: str, other: str) -> None:
     pattern = CONTROL.pattern(project=name)
     assert glob_matches(pattern, CONTROL.build(project=name))
     assert glob_matches(pattern, CONTROL.build(project=other)) is (name == other)
+
+
+class Kind(str, Enum):  # noqa: UP042 - str() of a StrEnum is its value
+    """Kinds of workers, as older programs declare them."""
+
+    DOWNLOAD = "下[载]"
+
+
+class Number(int, Enum):
+    """Ids with names."""
+
+    FIRST = 1
+
+
+def test_a_member_of_an_enum_is_its_value() -> None:
+    """In keys and in patterns; str() would be the names of its class and its own."""
+    row = KEYS["generic_heartbeat"]
+    key = row.build(kind=Kind.DOWNLOAD, worker_id=Number.FIRST)
+    assert key == "heartbeat:下[载]:1"
+    assert row.pattern(kind=Kind.DOWNLOAD) == "heartbeat:下\\[载\\]:*"
+    assert KEYS["run_events"].pattern(run_id=Number.FIRST) == "run:1:events"
 
 
 def test_a_pattern_knows_its_fields() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import normalize
 
 import orjson
 import pydantic
@@ -125,8 +126,21 @@ def test_own_names_are_added() -> None:
         assert not own.is_secret(name)
     assert own.tree({"ssn": 5}) == {"ssn": GONE}
     assert own.text(f"员工号：{SECRET}。") == f"员工号：{GONE}。"
+    assert told({"Card\nNumber": 5}, redactor=own)["metadata"] == {"Card\nNumber": GONE}
     record = told({"a": [{"ПАРОЛЬ": SECRET}]}, redactor=own)
     assert record["metadata"] == {"a": [{"ПАРОЛЬ": GONE}]}
+
+
+@pytest.mark.parametrize("name", [wide("ID") + "号", normalize("NFD", "numéro")])
+def test_an_own_name_in_another_form_of_unicode(name: str) -> None:
+    """Fullwidth or decomposed, it is the same name, as a secret and as an exception."""
+    usual = normalize("NFKC", name)
+    assert usual != name
+    one = Redactor([name])
+    for form in (name, usual):
+        assert one.is_secret(form)
+        assert told({form: SECRET}, redactor=one)["metadata"] == {form: GONE}
+    assert not Redactor([f"-{wide('PIN')}"]).is_secret("PIN")
 
 
 def test_exactly_one_name_is_exempt() -> None:
@@ -497,6 +511,9 @@ METADATA: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "set": ({"a": {f"pwd={SECRET}"}}, {"a": [f"pwd={GONE}"]}),
     "no-break space": ({"API\u00a0key": SECRET}, {"API\u00a0key": GONE}),
     "key of bytes": ({"a": {b"password": SECRET}}, {"a": {"password": GONE}}),
+    "line break": ({"Access\nKey": SECRET}, {"Access\nKey": GONE}),
+    "tab": ({"API\tKey": SECRET}, {"API\tKey": GONE}),
+    "backslash": ({"dir\\token": SECRET}, {"dir\\token": GONE}),
     "command line": (
         {"argv": ["x", "--password", SECRET, "--pin", "-v", "y"]},
         {"argv": ["x", "--password", GONE, "--pin", "-v", "y"]},

@@ -55,6 +55,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs/rights.md"
 OPEN_TO_ALL = {"auth", "hello", "quit", "reset"}  # the server asks for no right
 MODES: tuple[Mode, ...] = ("blocking", "compat", "reliable")
 SETS = [*((mode, False) for mode in MODES), ("blocking", True)]
+REPLICAS = "EVALSHA, EVAL, SET, TYPE, HGETALL, HSET, HDEL, PEXPIREAT"
 
 
 def row_of(right: Right) -> str:
@@ -124,11 +125,13 @@ async def test_a_name_with_quotes_as_words(
         (("CLIENT", "UNBLOCK", 7), "CLIENT UNBLOCK"),
         (("LTRIM", "a_控制", 1, -1), "LTRIM"),
         (("PING",), "PING"),
+        (("HGETALL", "bls_agent:{a_项目状态}:instances".encode()), REPLICAS),
+        (("EVALSHA", "0a", 2, b"bls_agent:{a}:instances"), REPLICAS),
         (("LTRIM", "somebody's", 1, -1), None),
     ],
 )
 def test_a_request_finds_its_row(
-    request_: tuple[str | int, ...], shown: str | None
+    request_: tuple[str | int | bytes, ...], shown: str | None
 ) -> None:
     """A refused request leads to what is weaker without it."""
     right = find_right(request_)

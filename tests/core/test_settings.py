@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -254,6 +255,23 @@ def test_names_may_be_given_in_any_form(names: Any) -> None:
     assert isinstance(given, tuple)
     assert sorted(given) == ["pin", "员工号"]
     check_options({"redact_keys": names})
+
+
+class Word(str, Enum):  # noqa: UP042 - str() of a StrEnum is its value
+    """Unlike a StrEnum: the str() of a member is no text of ours."""
+
+    MODE = "Compat"
+    NAME = "订单-1"
+    KEY = "员工号"
+
+
+def test_a_member_of_an_enum_is_its_text() -> None:
+    """As a setting and among the names."""
+    mode: Any = Word.MODE
+    given = Settings(mode=mode, instance=Word.NAME, redact_keys=[Word.KEY])
+    assert (given.mode, given.instance) == ("compat", "订单-1")
+    assert given.redact_keys == ("员工号",)
+    assert {type(given.instance), *map(type, given.redact_keys)} == {str}
 
 
 def test_an_unknown_keyword_is_refused() -> None:

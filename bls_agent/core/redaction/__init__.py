@@ -61,6 +61,10 @@ _WIDE: Final = re.compile(
     "\xef(?:\xbc[\xa1-\xba]|\xbd[\x81-\x9a])"
 )  # fullwidth letters in UTF-8: U+FF21-3A, FF41-5A
 _PUNCTUATION: Final = bytes(c for c in range(128) if not chr(c).isalnum())
+# Two backslashes are one character, so the second one begins no line break.
+_ESCAPED_BLANK: Final = re.compile(rb"\\[\\nrtbf]")
+# A name in JSON that holds such a character in its last 80 bytes.
+_BLANK_IN_NAME: Final = re.compile(rb'\\[nrtbf][^"]{0,80}"\s*:')
 
 
 class Verdict(IntEnum):
@@ -76,6 +80,12 @@ def squeeze(name: str) -> str:
     return "".join(filter(str.isalnum, name.casefold()))
 
 
+def _forms_of(names: Iterable[str]) -> set[str]:
+    """Return squeezed names, as given and as :meth:`SecretNames.judge` reads them."""
+    forms = ((name, normalize("NFKC", name)) for name in names)
+    return {squeeze(form) for pair in forms for form in pair} - {""}
+
+
 class SecretNames:
     """Decides which names hold secrets, by built-in names and names of the user."""
 
@@ -85,10 +95,9 @@ class SecretNames:
         self.extra: tuple[str, ...] = tuple(
             name.strip() for name in names if name.strip()
         )
-        own = {squeeze(name) for name in self.extra if not name.startswith("-")}
-        own.discard("")
+        own = _forms_of(name for name in self.extra if not name.startswith("-"))
         self._own = own
-        self._exempt = {squeeze(n) for n in self.extra if n.startswith("-")} - own
+        self._exempt = _forms_of(n for n in self.extra if n.startswith("-")) - own
         self._own_long = tuple(
             name for name in own if len(name) >= LONG_ENOUGH or not name.isascii()
         )
@@ -142,6 +151,8 @@ class SecretNames:
     def occur_in(self, data: bytes) -> bool:
         """Return ``False`` only if UTF-8 bytes surely hold no name of a secret."""
         search = self._search
+        if b"\\" in data and _BLANK_IN_NAME.search(data):
+            data += _ESCAPED_BLANK.sub(b" ", data)
         # A search in text with a character for each byte is 5 times as fast as in
         # bytes.
         squeezed = data.translate(_LOWER, _PUNCTUATION).decode("latin-1")
