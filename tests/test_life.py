@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, Console, ProjectAgent
 from bls_agent.devserver import DevServer
-from tests.harness import eventually, records, status_of
+from tests.harness import eventually, records, status_of, url_with_rights
 from tests.programs import Program
 
 
@@ -201,6 +201,25 @@ async def test_a_second_signal_hurries(
     assert time.perf_counter() - began < 5
     assert await status_of(redis, project) == "离线"
     assert (await records(redis, project))[-1]["metadata"]["outcome"] == "cancelled"
+
+
+async def test_a_second_signal_hurries_what_cannot_be_put_back(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Redis refuses to take the waiting commands back, so they were started."""
+    url = await url_with_rights(admin, own_server, "+@all", "-lpush", "~*", "&*")
+    await admin.rpush(f"{project}_控制", *[b'{"command":"slow"}'] * 2)
+    hurry = {"BLS_PREFETCH": "2", "BLS_MODE": "blocking"}
+    with Program("-c", SERVICE, project, url, "2", env=hurry) as service:
+        assert service.line() == "started"
+        service.send_signal(signal.SIGTERM)
+        assert service.line() == "done"
+        assert service.line() == "started"
+        service.send_signal(signal.SIGTERM)
+        code, out, _ = service.end(10)
+    assert (code, out) == (0, "returned\n")
+    found = [r["metadata"].get("outcome") for r in await records(admin, project)]
+    assert [one for one in found if one] == ["succeeded", "cancelled"]
 
 
 async def test_the_environment_is_read_at_opening(

@@ -130,7 +130,9 @@ class Level(StrEnum):
 
         An unknown word counts as info.
         """
-        return _SPELLINGS.get(str(value).strip().lower(), cls.INFO)
+        # Not str(value), which is "Kind.WARN" for a member of an Enum.
+        word = str.strip(value).lower() if isinstance(value, str) else ""
+        return _SPELLINGS.get(word, cls.INFO)
 
 
 _RANKS: Final = {level: rank for rank, level in enumerate(Level)}
@@ -403,7 +405,7 @@ class Command:
             raise ConfigurationError("args", args, "a mapping of names to values")
         if type(source) is not str:
             raise ConfigurationError("source", source, "a text")
-        own_id = name_of(id or new_command_id(now))
+        own_id = name_of(new_command_id(now) if id in (None, "") else id)
         if not isinstance(own_id, str):
             raise ConfigurationError("id", id, "a text, an integer or a UUID")
         if timestamp and parse_timestamp(timestamp) is None:

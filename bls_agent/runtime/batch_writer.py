@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final, Generic, Protocol, TypeVar
 
 import anyio
@@ -28,6 +29,14 @@ FAULTS: Final = 3  # failures of the sink's own code after which a batch is drop
 T = TypeVar("T", bound=Sized)
 
 
+class Written(Enum):
+    """Whether an earlier write of a batch was executed."""
+
+    YES = auto()
+    NO = auto()
+    UNKNOWN = auto()  # the batch is written again and counted in ``maybe_repeated``
+
+
 class Sink(Protocol[T]):
     """Where batches are written, such as one list in Redis."""
 
@@ -39,12 +48,8 @@ class Sink(Protocol[T]):
         """Write the whole batch; called again after RedisUnavailableError."""
         ...
 
-    async def was_written(self, batch: Sequence[T]) -> bool | None:
-        """Return whether an earlier write of the batch was executed.
-
-        Returns ``None`` if this cannot be found out. The batch is then written again
-        and counted in ``maybe_repeated``.
-        """
+    async def check_written(self, batch: Sequence[T]) -> Written:
+        """Return whether an earlier write of the batch was executed."""
         ...
 
 
@@ -80,8 +85,8 @@ class _Batch(Generic[T]):
 class BatchWriter(Generic[T]):
     """Takes items from any thread and writes them in order, in one task.
 
-    An item may be written twice only if :meth:`Sink.was_written` returns ``None``, or if
-    a later :meth:`run` continues a batch.
+    An item may be written twice only if :meth:`Sink.check_written` returns ``UNKNOWN``,
+    or if a later :meth:`run` continues a batch.
     """
 
     def __init__(self, buffer: BoundedBuffer[T], *, pace: float = PACE) -> None:
@@ -253,14 +258,14 @@ class BatchWriter(Generic[T]):
         self, sink: Sink[T], batch: _Batch[T], prepared: Sequence[T]
     ) -> bool:
         try:
-            written = await sink.was_written(prepared)
+            written = await sink.check_written(prepared)
         except RedisUnavailableError as error:
             error.ambiguous = True  # the earlier write may still be executed
             raise
-        if written:
+        if written is Written.YES:
             return True
         self.resent += len(prepared)
-        if written is None or batch.is_carried:
+        if written is Written.UNKNOWN or batch.is_carried:
             self.maybe_repeated += len(prepared)
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
@@ -66,11 +67,18 @@ def test_another_status_is_refused(payload: bytes) -> None:
 
 # --- levels
 
+
+class Word(str, Enum):  # noqa: UP042 - str() of a StrEnum is its value
+    """Unlike a StrEnum: the str() of a member is no word of ours."""
+
+    FATAL = "fatal"
+
+
 LEVELS: dict[Level, list[object]] = {
     Level.DEBUG: ["debug", "DEBUG", "trace", "Verbose"],
     Level.INFO: ["info", " Info ", "notice", "", None, 20, True, [], {}, "nonsense"],
     Level.WARN: ["warn", "WARNING", "Warning"],
-    Level.ERROR: ["error", " ERR\n", "CRITICAL", "fatal"],
+    Level.ERROR: ["error", " ERR\n", "CRITICAL", "fatal", Word.FATAL],
 }
 
 
@@ -349,6 +357,12 @@ def test_an_id_is_made_up() -> None:
     """A command gets an id of the contract's form when nobody gives one."""
     made = Command.create("reload", now=NOW).id
     assert re.fullmatch(r"cmd-1768221300000-[0-9a-z]{6}", made)
+
+
+@pytest.mark.parametrize(("given_id", "used"), [(0, "0"), (7, "7"), ("x", "x")])
+def test_an_id_may_be_an_integer(given_id: Any, used: str) -> None:
+    """Also 0, which is no absent id."""
+    assert Command.create("reload", now=NOW, id=given_id).id == used
 
 
 def test_arguments_may_be_any_mapping() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, NoReturn
@@ -252,6 +253,19 @@ def test_whatever_is_logged_arrives(make: Callable[[], object]) -> None:
     metadata = read(write(metadata={"order": 42, "odd": make()}))["metadata"]
     assert metadata["agent"] == IDENTITY
     assert metadata["order"] == 42
+
+
+def test_metadata_that_cannot_be_read() -> None:
+    """A mapping of the program that raises: the record is whole, and says so."""
+
+    class Broken(UserDict[str, object]):
+        def items(self) -> NoReturn:
+            raise LookupError("gone")
+
+    for identity in (IDENTITY, ""):
+        found = read(write(metadata=Broken(a=1), identity=identity))["metadata"]
+        assert found["metadata"] == "<not encodable: LookupError>"
+        assert ("agent" in found) is bool(identity)
 
 
 LARGE: dict[str, tuple[str, dict[str, object]]] = {

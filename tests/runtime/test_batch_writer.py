@@ -13,7 +13,13 @@ import pytest
 
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.buffer import BoundedBuffer
-from bls_agent.runtime.batch_writer import BATCH_ITEMS, FAULTS, LEAST_BYTES, BatchWriter
+from bls_agent.runtime.batch_writer import (
+    BATCH_ITEMS,
+    FAULTS,
+    LEAST_BYTES,
+    BatchWriter,
+    Written,
+)
 from tests.harness import eventually
 
 
@@ -45,8 +51,8 @@ class Notebook:
     def numbers(self) -> list[int]:
         return list(chain.from_iterable(self.batches))
 
-    async def was_written(self, _: Sequence[Item]) -> bool | None:
-        return False
+    async def check_written(self, _: Sequence[Item]) -> Written:
+        return Written.NO
 
 
 @asynccontextmanager

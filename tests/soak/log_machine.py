@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.buffer import BoundedBuffer
 from bls_agent.core.errors import RedisUnavailableError
-from bls_agent.runtime.batch_writer import BatchWriter
+from bls_agent.runtime.batch_writer import BatchWriter, Written
 from tests.soak import try_histories
 from tests.soak.virtual_time import VirtualLoop
 
@@ -70,15 +70,15 @@ class Server:
         finally:
             self.under_way = self.answer = None
 
-    async def was_written(self, batch: Sequence[Item]) -> bool | None:
+    async def check_written(self, batch: Sequence[Item]) -> Written:
         """Look whether a batch stands in the list."""
         await asyncio.sleep(0)
         if self.looks_fail:
             self.looks_fail -= 1
             raise RedisUnavailableError("connection", "gone again")
         if not self.can_look:
-            return None
-        return batch[-1].number in self.list
+            return Written.UNKNOWN
+        return Written.YES if batch[-1].number in self.list else Written.NO
 
     def arrive(self) -> None:
         """Let the batch that is under way reach the list."""

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.project.receive.blocking import BlockingReceiver
 from bls_agent.project.receive.compat import CompatReceiver
-from bls_agent.project.receive.receiver import Message, Receiver
+from bls_agent.project.receive.receiver import Message, PutBack, Receiver
 from tests.soak import try_histories
 from tests.soak.list_model import ListServer, ModelConnections
 from tests.soak.virtual_time import VirtualLoop
@@ -178,11 +178,11 @@ class ReceiverMachine(RuleBasedStateMachine):
         liveness: Any = self.connections.liveness
         liveness.cut_next = cut
         self.cuts += bool(cut)
-        given_back = LOOP.run(self.receiver.give_back(self.pending))
+        put_back = LOOP.run(self.receiver.give_back(self.pending))
         values = [message.payload for message in self.pending]
-        if given_back is None:
+        if put_back is PutBack.UNKNOWN:
             self.reported += values
-        elif given_back is False:  # run while there is time
+        elif put_back is PutBack.REFUSED:  # run while there is time
             self.started += values
             self.ended += values
         self.pending = []

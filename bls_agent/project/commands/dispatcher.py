@@ -18,7 +18,7 @@ from bls_agent.core.redaction import redact_traceback
 from bls_agent.core.settings import Settings
 from bls_agent.project.commands.runner import CommandRunner, Phase
 from bls_agent.project.messages import OutcomeKind
-from bls_agent.project.receive.receiver import Message, Receiver, Start
+from bls_agent.project.receive.receiver import Message, PutBack, Receiver, Start
 from bls_agent.runtime.tasks import run_to_end, start_soon
 from bls_agent.runtime.threads import HandlerThreads
 
@@ -245,17 +245,13 @@ class Dispatcher:
             self._changed = anyio.Event()
         await self._changed.wait()
 
-    async def _give_back(self) -> bool | None:
+    async def _give_back(self) -> PutBack:
         """Put the commands that were not started back into Redis.
 
-        There are three results:
-
-        - ``True``: The commands are back in the control list.
-        - ``False``: They are surely not in the list. They stay in this process and wait
-          to be run, or, if the agent has ended, are reported as cancelled.
-        - ``None``: The connection was lost, so it is unknown whether they are in the
-          list. They are reported as cancelled and not run, because no command may run
-          twice.
+        1. The commands are surely not in the control list: they stay in this process
+           and wait to be run, or, if the agent has ended, are reported as cancelled.
+        2. It is unknown whether they are in the list: they are reported as cancelled
+           and not run, because no command may run twice.
 
         Copies of broadcasts are not put back, because another instance would take them
         from the control list.
@@ -264,45 +260,52 @@ class Dispatcher:
         copies = [m for m in self._pending if m.mode == BROADCAST_MODE]
         # The commands to put back leave the queue first, so that no worker starts them.
         self._pending = deque(copies)
-        given_back: bool | None = None
+        put_back = PutBack.UNKNOWN
         self._giving_back += len(taken)
         try:
-            given_back = await self._receiver.give_back(taken)
+            put_back = await self._receiver.give_back(taken)
         finally:
             self._giving_back -= len(taken)
-            if given_back is False and not self.ended:
+            if put_back is PutBack.REFUSED and not self.ended:
                 self._pending.extend(taken)
-            elif not given_back:
+            elif put_back is not PutBack.DONE:
                 for message in taken:
                     self._runner.report_unstarted(message)
             self._announce_change()
-        return given_back
+        return put_back
 
     async def _give_back_or_run(self, deadline: float) -> None:
         """Put back the commands that were not started. If Redis refuses, run them.
 
         A command that cannot be started before the deadline is reported as cancelled.
         """
+        is_refused = False
         with (
             anyio.CancelScope(shield=True),
             anyio.CancelScope(deadline=deadline + INTAKE_GRACE),
         ):
             while self._giving_back:
                 await self.change()
-            if self._pending and await self._give_back() is False:
+            if self._pending:
+                is_refused = await self._give_back() is PutBack.REFUSED
+        try:
+            if is_refused:
                 with anyio.CancelScope(deadline=deadline):
-                    await self._run_the_rest(deadline)
-        while self._pending:
-            self._runner.report_unstarted(self._pending.popleft())
+                    await self._start_the_rest(deadline)
+        finally:
+            while self._pending:
+                self._runner.report_unstarted(self._pending.popleft())
 
-    async def _run_the_rest(self, deadline: float) -> None:
+    async def _start_the_rest(self, deadline: float) -> None:
+        group = self._group
         while self._pending:
             while not self._has_free_slot():
                 await self.change()
-            if anyio.current_time() >= deadline:
+            is_over = anyio.current_time() >= deadline
+            if is_over or group is None or group.cancel_scope.cancel_called:
                 return
             self.running += 1
-            await self._run_and_free(self._pending.popleft())
+            start_soon(group, self._run_and_free, self._pending.popleft())
 
     def _has_free_slot(self) -> bool:
         if self.running >= self._concurrency:

@@ -470,22 +470,31 @@ def _ignore(error: BaseException) -> None:
 
 
 def _failure(error: BaseException) -> _End:
+    try:
+        return _classify_failure(error)
+    except Exception:  # noqa: BLE001 - an attribute of a program's exception raised
+        return OutcomeKind.FAILED, None, describe_error(error)
+
+
+def _classify_failure(error: BaseException) -> _End:
     fields: dict[str, Any] = {"type": type(error).__name__}
     match error:
         case Reject():
             # A subclass may lack both attributes, and an array has no truth value.
             reason = getattr(error, "reason", None)
             details = getattr(error, "details", ())
-            message = as_text(error) if reason is None else reason
-            fields = {"type": "Reject", "message": message}
+            if not isinstance(reason, str):
+                reason = as_text(error if reason is None else reason)
+            fields = {"type": "Reject", "message": reason}
             if not isinstance(details, Mapping | Sequence | None) or details:
                 fields["details"] = details
             return OutcomeKind.REJECTED, None, fields
-        case ArgumentError():
-            fields |= {"message": str(error), "fields": error.fields}
+        case ArgumentError():  # a subclass may lack the attribute
+            fields["message"] = as_text(error)
+            fields["fields"] = getattr(error, "fields", {})
             return OutcomeKind.REJECTED, None, fields
         case UnknownCommandError():
-            return OutcomeKind.UNKNOWN, None, fields | {"message": str(error)}
+            return OutcomeKind.UNKNOWN, None, fields | {"message": as_text(error)}
         case _:
             return OutcomeKind.FAILED, None, fields | describe_error(error)
 

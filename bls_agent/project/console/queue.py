@@ -85,7 +85,7 @@ class CommandLists:
             CommandsInHand(
                 instance=name.removeprefix(begin),
                 commands=[Command.peek(payload) for payload in window],
-                alive=left > 0,
+                alive=left > 0 or left == -1,  # -1: the lease has no TTL
             )
             for name, window, left in zip(
                 lists, checked[: len(lists)], checked[len(lists) :], strict=True
@@ -134,6 +134,8 @@ class CommandLists:
         oldest first. One run of the script settles up to ``PAGE`` dead letters. Each
         run is atomic, but several runs together are not.
         """
+        if type(chooses_all) is not bool:
+            raise ConfigurationError("all", chooses_all, "True or False")
         if (command_id is not None) == chooses_all:
             rule, remedy = "an id, or all=True", "Pass one of them."
             raise ConfigurationError("id", command_id, rule, remedy)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from bls_agent.core.checks import check_text
-from bls_agent.core.codec import encode, parse_timestamp
+from bls_agent.core.codec import encode, json_or_text, parse_timestamp
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.messages import Level, LogEntry
 
@@ -56,7 +56,8 @@ class LogFilter:
         if not isinstance(self.level, Level):  # pyright: ignore[reportUnnecessaryIsInstance] - untyped code
             raise ConfigurationError("level", self.level, "a Level, such as Level.WARN")
         for name, moment in (("since", self.since), ("until", self.until)):
-            if moment is not None and getattr(moment, "tzinfo", None) is None:
+            is_exact = isinstance(moment, datetime) and moment.utcoffset() is not None
+            if moment is not None and not is_exact:
                 raise ConfigurationError(name, moment, "a datetime with its zone")
 
     def wants(self, entry: LogEntry) -> bool:
@@ -65,7 +66,7 @@ class LogFilter:
             return True
         return (
             entry.level.rank >= self.level.rank
-            and entry.instance.startswith(self.replica)
+            and self._has_replica(entry)
             and self._has_logger(entry)
             and self._is_in_time(entry)
             and self._has_text(entry)
@@ -86,6 +87,12 @@ class LogFilter:
         is_after = self.until is not None and moment > self.until
         return not (is_before or is_after)
 
+    def _has_replica(self, entry: LogEntry) -> bool:
+        if not self.replica:
+            return True
+        agent = entry.metadata.get("agent")
+        return isinstance(agent, str) and agent.startswith(self.replica)
+
     def _has_logger(self, entry: LogEntry) -> bool:
         if not self.logger:
             return True
@@ -105,7 +112,10 @@ class LogFilter:
         if wanted in encode(entry.metadata).decode().casefold():
             return True
         fields = entry.metadata.items()
-        return "=" in wanted and any(wanted in f"{k}={v}".casefold() for k, v in fields)
+        return "=" in wanted and any(
+            wanted in f"{name}={json_or_text(value)}".casefold()
+            for name, value in fields
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

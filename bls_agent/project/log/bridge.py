@@ -118,14 +118,16 @@ def describe_exception(exc_info: object, text: object = None) -> JSONObject:
     """Return the metadata of an exception.
 
     ``exc_info`` has one of the forms that ``logging`` accepts: an exception, a tuple,
-    or ``True`` for the exception that is being handled. Without ``exc_info``, ``text``
-    may be a formatted traceback.
+    or any other true value for the exception that is being handled. Without
+    ``exc_info``, ``text`` may be a formatted traceback.
     """
     if not exc_info:  # a record from another process has only the formatted traceback
         return {"exception": {"traceback": cut_beginning(str(text))}} if text else {}
-    error = sys.exc_info()[1] if exc_info is True else exc_info
+    error = exc_info
     if isinstance(error, tuple):
         error = cast("tuple[object, ...]", error)[1]
+    elif not isinstance(error, BaseException):
+        error = sys.exc_info()[1]
     if not isinstance(error, BaseException):
         return {}  # outside of an except block
     return {"exception": describe_error(error)}

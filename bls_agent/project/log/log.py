@@ -35,7 +35,7 @@ from bls_agent.project.log.record import (
     id_prefix,
 )
 from bls_agent.project.messages import Level, Outcome
-from bls_agent.runtime.batch_writer import BatchWriter
+from bls_agent.runtime.batch_writer import BatchWriter, Written
 
 if TYPE_CHECKING:
     from bls_agent.connection.agent_connections import AgentConnections
@@ -250,7 +250,7 @@ class Log:
         self,
         level: Level | str,
         message: object,
-        metadata: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None,
         *,
         at: float | None = None,
     ) -> None:
@@ -259,13 +259,13 @@ class Log:
         Args:
             level: The level. A word such as ``"WARNING"`` is accepted, too.
             message: The text, or any object, which is converted with ``str``.
-            metadata: Additional fields. They replace fields of the same name that
-                :meth:`bind` has added.
+            metadata: Additional fields, or ``None``. They replace fields of the same
+                name that :meth:`bind` has added.
             at: The time of the record in Unix seconds. Default: now.
         """
         if not isinstance(level, Level):
             level = Level.parse(level)
-        self._write(level, message, metadata, at=at)
+        self._write(level, message, {} if metadata is None else metadata, at=at)
 
     def _write(
         self,
@@ -280,7 +280,10 @@ class Log:
         command_id = CURRENT_COMMAND.get().id
         if self._bound or command_id:
             running = {"commandId": command_id} if command_id else {}
-            metadata = {**running, **self._bound, **metadata}
+            try:
+                metadata = {**running, **self._bound, **metadata}
+            except Exception:  # noqa: BLE001 - no mapping, or a mapping that raised
+                metadata = {**running, **self._bound, "metadata": metadata}
         self._stream.emit(level, message, metadata, at=at, values=values)
 
 
@@ -378,18 +381,18 @@ class LogSink:
         if isinstance(trimmed, RedisUnavailableError):
             complain("the console list is not capped", trimmed)
 
-    async def was_written(self, batch: Sequence[AnyRecord]) -> bool | None:
-        """Return whether the list contains the batch, or ``None`` if this is uncertain.
+    async def check_written(self, batch: Sequence[AnyRecord]) -> Written:
+        """Return whether the list contains the batch.
 
         The server first closes the lost connection. Otherwise a request that was sent
         over this connection could still arrive after the list was read.
         """
         killed = await self._connections.kill_orphans(self._connections.data, kill=True)
         if not self._id_prefix:
-            return None  # without ids, equal bytes may be another record
+            return Written.UNKNOWN  # without ids, equal bytes may be another record
         known = [record.payload for record in batch if record.has_id]
         if not known:
-            return None
+            return Written.UNKNOWN
         window = len(batch) + SEARCH_MARGIN
         tail: list[bytes] = []
         # The first read asks for few records, because the link may be slow.
@@ -399,13 +402,13 @@ class LogSink:
                     "LRANGE", self._key, -count, -1
                 )
             except RedisRefusedError:
-                return None
+                return Written.UNKNOWN
             if known[-1] in tail:
-                return True
+                return Written.YES
             if self._last in tail:
                 break
         # The batch is surely missing if the records that were read begin before the
         # place of the batch. This is so in two cases: they contain the last record of
         # the previous batch, or they are the whole list and it was never trimmed.
         reaches_back = self._last in tail or len(tail) < min(window, self._list_limit)
-        return False if killed and reaches_back else None
+        return Written.NO if killed and reaches_back else Written.UNKNOWN

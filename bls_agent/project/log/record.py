@@ -68,6 +68,8 @@ class LogRecord:
         tail = b"{}"
         if metadata:
             tail = encode(metadata)
+            if not tail.startswith(b"{"):  # a stand-in, because the mapping has raised
+                tail = encode({"metadata": decode(tail)})
             # The encoded form is checked, because the metadata may have any type.
             if redactor.suspects(tail):
                 tail = encode(redactor.tree(decode(tail)))

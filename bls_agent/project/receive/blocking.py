@@ -14,7 +14,7 @@ from bls_agent.connection.blocking import BlockingConnection
 from bls_agent.connection.endpoint import CONNECT_TIMEOUT, Reply, Request
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import checked_reply
-from bls_agent.project.receive.receiver import Message, Receiver
+from bls_agent.project.receive.receiver import Message, PutBack, Receiver
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -216,17 +216,17 @@ class BlockingReceiver(Receiver):
         else:
             self._failure = self._failure or error
 
-    async def give_back(self, messages: Sequence[Message]) -> bool | None:
+    async def give_back(self, messages: Sequence[Message]) -> PutBack:
         """Put the commands back to the head of the control list, in their order."""
         payloads = [message.payload for message in reversed(messages)]
         if not payloads:
-            return True
+            return PutBack.DONE
         try:
             await self._connections.control.call("LPUSH", self._key, *payloads)
         except RedisUnavailableError as error:
             logger.warning("%d commands not given back: %s", len(payloads), error)
-            return None if error.ambiguous else False
-        return True
+            return PutBack.UNKNOWN if error.ambiguous else PutBack.REFUSED
+        return PutBack.DONE
 
     async def rest(self) -> None:
         await self._read.release()

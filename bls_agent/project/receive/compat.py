@@ -16,7 +16,7 @@ from bls_agent.connection.scripts import TRIM_HEAD
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import checked_reply
 from bls_agent.project.receive.blocking import BlockingReceiver
-from bls_agent.project.receive.receiver import Message, Receiver, Warn
+from bls_agent.project.receive.receiver import Message, PutBack, Receiver, Warn
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ class AutoReceiver(Receiver):
     async def close(self) -> None:
         await self._compat.close()
 
-    async def give_back(self, messages: Sequence[Message]) -> bool | None:
+    async def give_back(self, messages: Sequence[Message]) -> PutBack:
         """Put back the messages that BLPOP has taken.
 
         Messages of mode ``compat`` are still in the list.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 from typing import NamedTuple
 
 from bls_agent.connection.endpoint import Endpoint
@@ -70,6 +70,14 @@ class Start(Enum):
     ABANDONED = "abandoned"
 
 
+class PutBack(Enum):
+    """Whether commands that were not started are back in the control list."""
+
+    DONE = auto()
+    REFUSED = auto()  # they are surely not in the list
+    UNKNOWN = auto()  # the connection was lost before the reply
+
+
 class ReceiverCounts(NamedTuple):
     """Counters of mode ``reliable``. In other modes they are zero."""
 
@@ -121,13 +129,9 @@ class Receiver:
         With ``fetch_follows=True`` the caller promises to call :meth:`receive` at once.
         """
 
-    async def give_back(self, messages: Sequence[Message]) -> bool | None:  # noqa: ARG002 - subclasses use it
-        """Put messages that were not started back to the head of the control list.
-
-        Return ``False`` if Redis has surely not put them back, and ``None`` if this is
-        unknown.
-        """
-        return True
+    async def give_back(self, messages: Sequence[Message]) -> PutBack:  # noqa: ARG002 - subclasses use it
+        """Put messages that were not started back to the head of the control list."""
+        return PutBack.DONE
 
     def leftovers(self) -> list[Message]:
         """Return the taken messages that no call of :meth:`receive` has returned.

@@ -26,6 +26,7 @@ from bls_agent.project.receive.blocking import BLOCK, BlockingRead
 from bls_agent.project.receive.inflight import InFlightList, Stage
 from bls_agent.project.receive.receiver import (
     Message,
+    PutBack,
     Receiver,
     ReceiverCounts,
     Start,
@@ -221,7 +222,7 @@ class ReliableReceiver(Receiver):
             raise
         self._backoff.succeeded()
 
-    async def give_back(self, messages: Sequence[Message]) -> bool:
+    async def give_back(self, messages: Sequence[Message]) -> PutBack:
         """Put commands back to the head of the control list.
 
         The delivery counts stay the same. If this fails, the commands stay in the
@@ -234,7 +235,7 @@ class ReliableReceiver(Receiver):
                 await self.list.reconcile()
         except RedisUnavailableError as error:
             logger.warning("commands go back when the lease is over: %s", error)
-        return True
+        return PutBack.DONE
 
     async def rest(self) -> None:
         """End the blocking read and put back commands whose reply was lost."""

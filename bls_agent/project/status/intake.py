@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
 
 TTL: Final = cast("int", INTAKE.ttl)  # seconds until a report expires
+MOST: Final = 253_402_300_799_000  # milliseconds; the end of the year 9999
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +80,15 @@ def read_reports(entries: Sequence[bytes], now: float) -> dict[str, IntakeReport
     for name, entry in zip(entries[::2], entries[1::2], strict=True):
         try:
             fields = decode_object(entry)
-            state = IntakeState(str(fields.get("state")))
+            named = fields.get("state")
+            state = IntakeState(named if isinstance(named, str) else "")
         except (DecodeError, ValueError):
             continue
         if _number(fields.get("until")) / 1000 > now and state is not IntakeState.OPEN:
-            since = _number(fields.get("since")) / 1000
+            since, reason = _number(fields.get("since")) / 1000, fields.get("reason")
             reports[name.decode("utf-8", "replace")] = IntakeReport(
                 state=state,
-                reason=str(fields.get("reason") or ""),
+                reason=reason if isinstance(reason, str) else "",
                 since=since,
                 age=max(0.0, now - since),
                 in_hand=int(_number(fields.get("inHand"))),
@@ -95,7 +97,8 @@ def read_reports(entries: Sequence[bytes], now: float) -> dict[str, IntakeReport
 
 
 def _number(value: JSONValue) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    """Return a number that a time may be made of; other programs may write any value."""
+    return float(min(max(value, 0), MOST)) if isinstance(value, int | float) else 0.0
 
 
 async def read_intakes(
