@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+from bls_agent.core.checks import check_count
 from bls_agent.core.errors import (
     BlsError,
     ConfigurationError,
@@ -114,6 +115,7 @@ class DevServer:
         port: int = 0,
         options: Sequence[str] = (),
     ) -> None:
+        check_count("port", port, least=0, most=65_535)
         self._binary = binary
         self._append_only = append_only
         self._wanted_port = port

@@ -20,7 +20,7 @@ from bls_agent.core.errors import (
     MissingExtraError,
     RedisUnavailableError,
 )
-from bls_agent.devserver import DevServer, find_server_binary, serve_or_use
+from bls_agent.devserver import DevServer, find_server_binary, main, serve_or_use
 from bls_agent.ops.texts import load_texts
 from tests.harness import until
 from tests.programs import Program
@@ -153,6 +153,17 @@ def test_freeze_and_thaw() -> None:
         server.thaw()
         assert ask(server.port, "PING") == "+PONG"
         server.freeze()
+
+
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_a_port_that_does_not_exist(
+    port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused at construction, and by the program with a sentence."""
+    with pytest.raises(ConfigurationError, match="port"):
+        DevServer(port=port)
+    with pytest.raises(SystemExit, match="port"):
+        main([f"--port={port}"])
 
 
 def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

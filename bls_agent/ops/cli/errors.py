@@ -213,6 +213,7 @@ _USAGE: Final = tuple(
         (r"should be a valid integer", "usage_integer"),
         (r"should be a valid number", "usage_number"),
         (r"greater than or equal to (?P<least>\S+)$", "usage_least"),
+        (r"less than or equal to (?P<most>\S+)$", "usage_most"),
     )
 )
 
@@ -263,7 +264,7 @@ async def likely_names(console: Console, name: str) -> list[str]:
     known: list[str] = []
     with suppress(RedisRefusedError):  # the Redis user may not SCAN
         known = [*await console.projects()]
-    return find_likely(name, known)
+    return [name] if name in known else find_likely(name, known)
 
 
 async def hint_likely(invocation: Invocation, console: Console, name: str) -> None:

@@ -19,7 +19,7 @@ import anyio
 from bls_agent.connection.endpoint import RedisSource
 from bls_agent.connection.pool import ConnectionPool, find_endpoint
 from bls_agent.core.checks import check_seconds
-from bls_agent.core.errors import RedisRefusedError
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import (
     KEYS,
     PROJECT_KEYS,
@@ -48,6 +48,7 @@ SCAN_COUNT: Final = 1_000
 TOGETHER: Final = 250  # keys that are read at once, with at most 256 KiB of each key
 NAME: Final = "bls-doctor"
 WRONG_TYPE: Final = "wrong-type"
+NOT_READY: Final = ("loading", "master_down")  # kinds of errors that a server answers
 
 
 async def examine(
@@ -102,13 +103,16 @@ class _Examination:
         report.project = self.project
         async for server in self._servers():
             report.servers.append(await self._examine_server(server))
-        refusal: RedisRefusedError | None = None
+        refusal: RedisUnavailableError | None = None
         offsets = {known.address: known.offset for known in report.servers}
         async for server in self._servers():
             self.offset = offsets.get(server.address, 0.0)
             try:
                 await self._search(server)
-            except RedisRefusedError as error:
+            except RedisUnavailableError as error:
+                is_answer = isinstance(error, RedisRefusedError)
+                if not is_answer and error.kind not in NOT_READY:
+                    raise
                 refusal = error
         if refusal is not None:
             await self._examine_known_keys(refusal)
@@ -143,11 +147,14 @@ class _Examination:
         return facts
 
     async def _search(self, server: Server) -> None:
-        cursor, first = b"0", True
-        while first or cursor != b"0":
-            first = False
-            request = ("SCAN", cursor, "COUNT", SCAN_COUNT)
-            cursor, keys = await server.connection.read(*request)
+        connection, cursor, opened = server.connection, b"", 0
+        while cursor != b"0":
+            request = ("SCAN", cursor or b"0", "COUNT", SCAN_COUNT)
+            following, keys = await connection.read(*request)
+            if cursor and connection.generation != opened:
+                # Another process may serve the keys, which has them in another order.
+                self._add("scan-broken", Severity.WARNING, server.address)
+            cursor, opened = following, connection.generation
             for begin in range(0, len(keys), TOGETHER):
                 await self._examine_keys(server, keys[begin : begin + TOGETHER])
             self.seen += len(keys)
@@ -210,7 +217,7 @@ class _Examination:
             sample.answers = answers
             self.report.add(rule.judge(sample))
 
-    async def _examine_known_keys(self, refusal: RedisRefusedError) -> None:
+    async def _examine_known_keys(self, refusal: RedisUnavailableError) -> None:
         """Examine only the keys of the named project, because SCAN is refused."""
         self._add("scan-refused", Severity.WARNING, refusal.kind)
         if not self.project:

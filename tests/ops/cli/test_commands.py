@@ -577,6 +577,8 @@ async def test_wait_for_a_command_that_was_sent(
         ran = await bls("call", project, "reload", "--json")
         identity = orjson.loads(ran.out)["commandId"]
         assert (await bls("wait", project, identity)).code == 0
+    ran = await bls("wait", project, "")
+    assert (ran.code, "The id of the command is empty" in ran.said) == (2, True)
 
 
 def test_numbers_keep_their_digits() -> None:

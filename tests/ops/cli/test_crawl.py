@@ -168,6 +168,22 @@ async def test_cleanup(
     assert await admin.dbsize() == 0
 
 
+@pytest.mark.parametrize(
+    "words", [("stats",), ("failed",), ("requeue",), ("cleanup", "--yes")]
+)
+async def test_an_empty_spider_is_no_project_s_queue(
+    bls: Bls, own_server: DevServer, admin: Redis, words: tuple[str, ...]
+) -> None:
+    """A variable of the shell that is not set does not name the project's own queue."""
+    async with RequestQueue(own_server.url, "新闻") as queue:
+        await queue.push(CrawlRequest(SECRET))
+    before = await admin.dbsize()
+    ran = await bls("crawl", *words, "新闻", "--spider", "", url=own_server.url)
+    assert (ran.code, ran.text) == (2, "")
+    assert "The spider's name is empty" in ran.said
+    assert await admin.dbsize() == before
+
+
 async def test_a_live_table(own_server: DevServer, news: RequestQueue) -> None:
     async with news:
         await news.push(CrawlRequest(SECRET))

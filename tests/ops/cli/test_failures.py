@@ -233,6 +233,8 @@ async def test_sentences_of_the_parser_in_chinese(bls: Bls) -> None:
         "--lines / -n 必须是整数" in (await bls("logs", "a", "-n", "x", lang="zh")).said
     )
     assert "-n 不能小于 0" in (await bls("logs", "a", "-n", "-1", lang="zh")).said
+    ran = await bls("runs", "list", "-n", "1000001", lang="zh")
+    assert "-n 不能大于 " in ran.said
     assert (
         "--timeout / -t 必须是数字"
         in (await bls("call", "a", "b", "-t", "x", lang="zh")).said

@@ -25,6 +25,7 @@ OTHERS = {
     "project-absent",
     "keys-unread",
     "scan-refused",
+    "scan-broken",
 }
 
 

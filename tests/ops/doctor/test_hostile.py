@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import anyio
@@ -43,6 +44,9 @@ ANSWERS = {
     "HGET": st.none() | values,
     "ZCOUNT": st.integers(0, 2),
     "ZSCORE": st.none() | st.just(b"1"),
+    "HGETALL": st.lists(st.tuples(values, values)).map(
+        lambda pairs: [*chain.from_iterable(pairs)]
+    ),
     "HMGET": st.lists(st.none() | values, min_size=4, max_size=4),
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
+import anyio
 import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
@@ -25,7 +26,16 @@ from tests.harness import (
     needs_selectors,
     url_with_rights,
 )
-from tests.ops.doctor.plants import record
+from tests.kit import HurtableServer
+from tests.ops.doctor.plants import (
+    CONTROL,
+    LONG_AGO,
+    PLACE,
+    PROJECT,
+    STATUS,
+    command,
+    record,
+)
 
 SAVING = ("--save", "3600", "1")
 GOOD = {
@@ -153,6 +163,59 @@ async def test_a_clock_that_is_ahead(own_server: DevServer) -> None:
     assert abs(report.servers[0].offset - 3600) < 5
 
 
+async def test_a_server_that_is_loading() -> None:
+    """It has said what it is; that its keys were not searched is told beside it."""
+    with HurtableServer(options=SAVING) as server:
+        server.ask("SET", STATUS, "未知")
+        loading = server.loading()
+        await anyio.to_thread.run_sync(loading.__enter__)
+        try:
+            report = await examine(server.url)
+            alone = await examine(server.url, project=PROJECT)
+        finally:
+            await anyio.to_thread.run_sync(loading.__exit__, None, None, None)
+    assert rules_of(report) == {"server-loading", "scan-refused"}
+    assert rules_of(alone) == {"server-loading", "scan-refused", "keys-unread"}
+    assert not report.healthy
+
+
+async def test_a_connection_that_is_lost_during_the_search(
+    admin: Redis, own_server: DevServer
+) -> None:
+    """Another process may have answered the rest, so keys may be missing."""
+    await admin.mset({f"filler:{number}": "x" for number in range(3_000)})
+    looks = list[int]()
+
+    def cut(seen: int, total: int) -> None:
+        looks.append(seen)
+        if len(looks) == 1:
+            with SyncRedis.from_url(own_server.url) as client:
+                client.client_kill_filter(_type="normal", skipme=True)
+
+    report = await examine(own_server.url, progress=cut)
+    assert len(looks) > 1
+    (found,) = report.findings
+    assert (found.rule, found.severity) == ("scan-broken", "warning")
+    assert (await examine(own_server.url)).healthy
+
+
+async def test_commands_of_a_paused_agent(admin: Redis, own_server: DevServer) -> None:
+    """They wait, and the doctor says for whom."""
+    agent = ProjectAgent(PROJECT, redis=own_server.url, instance="接单 1号")
+    async with agent:
+        await agent.ready(10)
+        await execute(admin, "RPUSH", CONTROL, command(command="pause", args={}))
+
+        async def is_shown() -> bool:
+            return bool(await execute(admin, "HLEN", f"{PLACE}:intake"))
+
+        await eventually(is_shown)
+        await execute(admin, "RPUSH", CONTROL, command(id="2", timestamp=LONG_AGO))
+        report = await examine(own_server.url)
+    (found,) = [one for one in report.findings if one.rule == "commands-untaken"]
+    assert found.values["status"] == "在线 (接单 1号 paused)"
+
+
 async def test_nobody_is_there() -> None:
     """An outage is an error of ours, and no report."""
     with pytest.raises(RedisUnavailableError):
@@ -164,10 +227,6 @@ async def test_a_wrong_password(admin: Redis, own_server: DevServer) -> None:
     url = await url_with_rights(admin, own_server, "+@all")
     with pytest.raises(RedisRefusedError):
         await examine(url.replace(PASSWORD, "other"))
-
-
-PROJECT = "订单系统"
-STATUS = f"{PROJECT}_项目状态"
 
 
 async def test_an_agents_own_user(admin: Redis, own_server: DevServer) -> None:

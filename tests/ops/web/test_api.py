@@ -265,7 +265,7 @@ async def test_a_page_withdraws_and_forgets(
     assert await redis.llen(f"{project}_控制") == 0
     await redis.set(status_key(project), "在线")
     path = f"/fragments/forget?{query}"
-    assert "is online" in (await client.post(path, headers=own, data={})).text
+    assert "seems to run" in (await client.post(path, headers=own, data={})).text
     await redis.set(status_key(project), "离线")
     answer = await client.post(path, headers=own, data={})
     assert answer.headers["hx-redirect"] == "/"

@@ -507,6 +507,25 @@ def test_details_of_a_record(browser: Any, base: str, foreign: Foreign) -> None:
         assert '"sku": "A7"' in sku
 
 
+def test_a_live_record_is_found_as_it_was_written(
+    browser: Any, base: str, foreign: Foreign
+) -> None:
+    """Integers of 64 bits are whole; an object that is no text hides no record."""
+    foreign.status("在线")
+    foreign.log(record("先"))
+    with looking(browser, base) as looked:
+        looked.open_project(foreign.name)
+        last_is(looked, "先")
+        looked.page.fill("#search", "order=1234567890123456789")
+        looked.wait("document.querySelectorAll('#records .row').length === 0")
+        foreign.log(
+            record("乙", order=1234567890123456788),
+            record("甲", order=1234567890123456789, x={"toString": 1}, logger={}),
+        )
+        looked.wait("document.querySelectorAll('#records .row').length === 1")
+        assert looked.texts("#records .text") == ["甲order=1234567890123456789"]
+
+
 @pytest.mark.parametrize(
     "quoted", ["https://trace.example/?a=\"'<b>&id={trace_id}", ""]
 )

@@ -135,6 +135,18 @@ def test_a_run_is_followed(browser: Any, base: str, writer: Writer) -> None:
         assert looked.texts("#log-end") == ["运行已结束。"]
 
 
+def test_streamed_text_is_found(browser: Any, base: str, writer: Writer) -> None:
+    """As soon as the text of a row matches, and not when the search is typed again."""
+    with looking(browser, base) as looked:
+        looked.open("/runs/42")
+        writer.say(42, "now")
+        last_is(looked, "1")
+        looked.page.fill("#search", "later")
+        looked.wait("document.querySelector('.speech').hidden")
+        writer.say(42, " and later")
+        looked.wait("!document.querySelector('.speech').hidden")
+
+
 def test_the_list_follows(browser: Any, base: str, writer: Writer) -> None:
     """Runs come, change and go; filters; an id opens its run."""
     with looking(browser, base, language="en") as looked:

@@ -170,6 +170,7 @@ def test_kept_changes_of_several_consoles() -> None:
         b"no JSON",
         orjson.dumps(first.to_dict() | {"to": "nonsense"}),
         orjson.dumps(first.to_dict() | {"path": 7}),
+        orjson.dumps(second.to_dict() | {"reason": None}),
     ]
     found = changes.read_kept(written)
     assert [one.number for one in found] == [1, 2, 3, 4, 5]

@@ -37,18 +37,18 @@ SHOWN: Final = 3  # spiders that are suggested
 
 
 _CrawlArgument: TypeAlias = Annotated[str, Argument(metavar="PROJECT")]
-_SpiderOption: TypeAlias = Annotated[str, Option(metavar="NAME")]
+_SpiderOption: TypeAlias = Annotated[str | None, Option(metavar="NAME")]
 
 
 @command("crawl stats", default=True)
 async def stats(
     invocation: Invocation,
     project: _CrawlArgument = "",
-    spider: _SpiderOption = "",
+    spider: _SpiderOption = None,
     watch: WatchOption = False,
 ) -> Exit:
     """Show the counts of each queue; exit 3 if a queue cannot be read."""
-    if spider and not project:
+    if _check_spider(spider) and not project:
         raise Failure("spider_alone", Exit.USAGE)
     project = normalise(invocation, project) if project else ""
     table = Table[QueueView](invocation, QUEUES, _describe, partial(_cells, invocation))
@@ -70,20 +70,30 @@ async def stats(
     return Exit.DONE if all(view.stats for view in found) else Exit.UNHEALTHY
 
 
+def _check_spider(spider: str | None) -> str | None:
+    if spider == "":  # such as a shell variable that is not set
+        raise Failure("empty_spider", Exit.USAGE)
+    return spider
+
+
 def _overview(invocation: Invocation) -> QueueOverview:
     return QueueOverview(invocation.redis, timeout=10.0)
 
 
-async def _look(overview: QueueOverview, project: str, spider: str) -> list[QueueView]:
+async def _look(
+    overview: QueueOverview, project: str, spider: str | None
+) -> list[QueueView]:
     names = [
         one
         for one in await overview.find()
-        if not project or (one.project == project and spider in ("", one.spider))
+        if not project or (one.project == project and spider in (None, one.spider))
     ]
     return await overview.read(names)
 
 
-async def _unknown(overview: QueueOverview, project: str, spider: str) -> Failure:
+async def _unknown(
+    overview: QueueOverview, project: str, spider: str | None
+) -> Failure:
     found = await overview.find()
     spiders = [one.spider for one in found if one.project == project and one.spider]
     if spider:
@@ -120,10 +130,10 @@ def _cells(invocation: Invocation, view: QueueView) -> Mapping[str, Cell]:
 
 @asynccontextmanager
 async def _queue(
-    invocation: Invocation, project: str, spider: str
+    invocation: Invocation, project: str, spider: str | None
 ) -> AsyncGenerator[RequestQueue]:
     project = normalise(invocation, project)
-    name = Namespace(project, spider or None)
+    name = Namespace(project, _check_spider(spider))
     async with RequestQueue(invocation.redis, *name) as queue:
         async with _overview(invocation) as overview:
             with invocation.waiting("waiting_redis"):
@@ -136,7 +146,7 @@ async def _queue(
 async def failed(
     invocation: Invocation,
     project: _CrawlArgument,
-    spider: _SpiderOption = "",
+    spider: _SpiderOption = None,
     limit: LimitOption = 100,
 ) -> Exit:
     async with _queue(invocation, project, spider) as queue:
@@ -181,7 +191,7 @@ def _failure_cells(invocation: Invocation, one: FailedRequest) -> Mapping[str, C
 
 @command("crawl requeue")
 async def requeue(
-    invocation: Invocation, project: _CrawlArgument, spider: _SpiderOption = ""
+    invocation: Invocation, project: _CrawlArgument, spider: _SpiderOption = None
 ) -> Exit:
     """Queue failed requests again; exit 1 if some requests cannot be read."""
     async with _queue(invocation, project, spider) as queue:
@@ -190,7 +200,7 @@ async def requeue(
             count = await queue.requeue_failed()
             # A worker may fail requests again in this moment; these are not left over.
             left = min((await queue.stats()).failed, max(0, before - count))
-    record = {"project": project, "spider": spider or None, "requeued": count}
+    record = {"project": project, "spider": spider, "requeued": count}
     text = invocation.say("requeued", count=count)
     invocation.record({**record, "left": left}, text)
     if left:
@@ -202,12 +212,12 @@ async def requeue(
 async def cleanup(
     invocation: Invocation,
     project: _CrawlArgument,
-    spider: _SpiderOption = "",
+    spider: _SpiderOption = None,
     yes: Annotated[bool, Option("--yes", "-y")] = False,
 ) -> Exit:
     """Show the keys of a queue and its filters; delete these keys with ``--yes``."""
     project = normalise(invocation, project)
-    names = invocation.redis, project, spider or None
+    names = invocation.redis, project, _check_spider(spider)
     with invocation.waiting("waiting_redis"):
         plan = await clean(*names)
         if not plan.found:

@@ -318,8 +318,10 @@ async def _call_all(
     return Exit.DONE if well else Exit.FAILED
 
 
-def _show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") -> None:
-    record: dict[str, Any] = {"instance": instance} if instance else {}
+def _show_outcome(
+    invocation: Invocation, outcome: Outcome, instance: str | None = None
+) -> None:
+    record: dict[str, Any] = {} if instance is None else {"instance": instance}
     record |= outcome.metadata
     what = outcome.result if outcome.succeeded else outcome.error
     shown = "" if what is None else json_text(what)
@@ -327,15 +329,16 @@ def _show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") 
         invocation.out.json(record)
     elif not invocation.out.terminal:
         cells = [outcome.kind.value, show_number(outcome.duration_ms), shown]
-        invocation.out.fields(*([instance] if instance else []), *cells)
+        first = [] if instance is None else [instance or "-"]
+        invocation.out.fields(*first, *cells)
     else:
         style = "green" if outcome.succeeded else "bold red"
         head = f"{instance}: " if instance else ""
         word = invocation.texts[f"outcome_{outcome.kind.value}"]
         took = invocation.say("took", ms=show_number(outcome.duration_ms))
         failed = not outcome.succeeded and "message" in outcome.error
-        first = "" if failed else f"  {shown}"
-        invocation.out.line(head, (word, style), f" {took}{first}")
+        beside = "" if failed else f"  {shown}"
+        invocation.out.line(head, (word, style), f" {took}{beside}")
         if failed:
             _show_failure(invocation, outcome.error)
     if outcome.truncated:
@@ -374,6 +377,8 @@ async def wait(
     """Print the outcome of a sent command; exit 0 if it succeeded, otherwise 1."""
     seconds = check_seconds("timeout", timeout)
     project = normalise(invocation, project)
+    if not id:  # records of other programs may have no id
+        raise Failure("empty_id", Exit.USAGE)
     with invocation.waiting("waiting_outcome", seconds=f"{seconds:g}"):
         async with invocation.console() as console:
             if not await console.exists(project):  # an error at once during an outage

@@ -42,6 +42,7 @@ from bls_agent.ops.doctor.rule import (
 )
 from bls_agent.project.log.record import RECORD_LIMIT
 from bls_agent.project.messages import Level, LogEntry, Status
+from bls_agent.project.status.intake import intake_key, read_reports
 
 LAPSING: Final = 2.0  # seconds; a status with a shorter remaining TTL is a finding
 CAP: Final = 50_000  # most records of a log; agents of this package keep 10,000
@@ -225,7 +226,8 @@ def _two_agents(sample: Sample) -> Values | None:
 
 def _repeated(sample: Sample) -> Values | None:
     """Find ids that occur twice in the commands that were read."""
-    numbers = Counter(str(one["id"]) for one in sample.records if one.get("id"))
+    ids = [one.get("id") for one in sample.records]
+    numbers = Counter(str(one) for one in ids if one and isinstance(one, str | int))
     twice = [number for number, count in numbers.items() if count > 1]
     return {"count": str(len(twice)), "shown": show(twice[0])} if twice else None
 
@@ -245,8 +247,9 @@ def _waiting(code: str) -> Check:
             return None
         project = sample.fields["project"]
         key, log = _status_key(sample), PROJECT_CONSOLE.locate(project=project)
-        questions = [("GET", key), ("EXISTS", key), ("EXISTS", log)]
-        status, *there = sample.ask_all(questions)
+        reports = ("HGETALL", intake_key(project))
+        questions = [("GET", key), reports, ("EXISTS", key), ("EXISTS", log)]
+        status, intakes, *there = sample.ask_all(questions)
         if there == [0, 0]:
             found = "commands-to-nobody"
         elif sent is None:
@@ -258,11 +261,18 @@ def _waiting(code: str) -> Check:
         return {
             "count": f"{sample.size:,}",
             "age": show(sent and _duration(age)),
-            "status": show(status),
+            "status": _describe_status(status, intakes, sample.now),
             "name": show(project),
         }
 
     return check
+
+
+def _describe_status(status: bytes | None, intakes: list[bytes], now: float) -> str:
+    """Return a status, and the processes that take no commands, such as paused ones."""
+    reports = read_reports(intakes or [], now).items()
+    states = [f"{show(name)} {report.state}" for name, report in reports]
+    return show(status) + (f" ({show(', '.join(states))})" if states else "")
 
 
 def _duration(seconds: float) -> str:

@@ -115,6 +115,8 @@ def read_kept(entries: Iterable[bytes]) -> list[StatusChange]:
     for entry in entries:
         try:
             fields: dict[str, Any] = decode_object(entry)
+            if not isinstance(fields["reason"], str):
+                continue
             change = StatusChange(
                 number=len(found) + 1,
                 project=project_of_path(fields["path"]),

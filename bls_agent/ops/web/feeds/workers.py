@@ -112,7 +112,7 @@ def _figures_of(worker: Worker) -> list[tuple[str, str]]:
 
 def _text(value: object) -> str:
     if isinstance(value, list):
-        return ", ".join(map(_text, cast("Any", value))) or "—"
+        return ", ".join(map(json_or_text, cast("Any", value))) or "—"
     return json_or_text(value)
 
 

@@ -26,6 +26,7 @@ from bls_agent.core.codec import (
     JSONValue,
     decode_object,
     encode,
+    encode_strictly,
     json_or_text,
 )
 from bls_agent.core.errors import (
@@ -201,7 +202,7 @@ def _show_review(
 ) -> Response:
     before, _, after = texts_of(request)["will_send"].partition("{project}")
     payload: dict[str, Any] = {"command": command, "args": dict(arguments)}
-    shown = encode(payload).decode()
+    shown = encode_strictly("args", payload).decode()
     return render(
         request,
         "review.html",

@@ -5,7 +5,7 @@ import { byId, root, say, setText, visible } from "./chrome.js";
 import { sayMoment } from "./clock.js";
 import { LogFilter } from "./log_filter.js";
 import { Pane, takeOff, tooMany } from "./pane.js";
-import { Entry, gapRow, isOutcome, isSent } from "./records.js";
+import { Entry, gapRow, isOutcome, isSent, readJson } from "./records.js";
 import { noteOutcome, noteSent } from "./sent.js";
 import { follow, showLink } from "./stream.js";
 
@@ -100,7 +100,7 @@ export class Log extends Pane {
       const text = await answer.text();
       if (search !== this.search) return;
       if (!answer.ok) throw new Error(Object.values(JSON.parse(text).fields ?? {}).join("; ") || String(answer.status));
-      const page = JSON.parse(text);
+      const page = readJson(text);
       const { coming } = search;
       search.coming = null;
       this.clear(page.before);
@@ -150,7 +150,7 @@ export class Log extends Pane {
   }
 
   take(data) {
-    const records = JSON.parse(data);
+    const records = readJson(data);
     for (const { metadata } of records) {
       if (!metadata) continue;
       if (isOutcome(metadata)) noteOutcome(metadata);

@@ -1,6 +1,6 @@
 // The filter of a log: read from the inputs, kept in the page's address, and written as a query for the server.
 
-import { byId, toAddress } from "./chrome.js";
+import { byId, plain, toAddress } from "./chrome.js";
 
 const LATE = 300; // ms to wait after the last key
 const RANKS = { debug: 0, info: 1, warn: 2, error: 3 };
@@ -44,8 +44,8 @@ export class LogFilter {
     if (!entry.record) return true; // a gap
     const { metadata = {} } = entry.record;
     if (until || (RANKS[entry.record.level] ?? 1) < (RANKS[level] ?? 0)) return false;
-    if (replica && !String(metadata.agent ?? "").startsWith(replica)) return false;
-    if (logger && !`${metadata.logger}.`.startsWith(`${logger}.`)) return false;
+    if (replica && !plain(metadata.agent).startsWith(replica)) return false;
+    if (logger && !`${plain(metadata.logger)}.`.startsWith(`${logger}.`)) return false;
     return !this.needle || entry.sought.includes(this.needle);
   }
 }

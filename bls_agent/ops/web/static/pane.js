@@ -2,6 +2,7 @@
 
 import { byId, isPlain, isTyping, say, setText } from "./chrome.js";
 import { markDays } from "./clock.js";
+import { readJson } from "./records.js";
 
 const MOST = 2000; // rows on the page, and as many waiting rows
 const LARGEST = 8_000_000; // characters of these rows
@@ -173,7 +174,7 @@ export class Pane {
       const answer = await fetch(address);
       if (!answer.ok) throw new Error(String(answer.status));
       const text = await answer.text();
-      if (isOurs()) this.adopt(JSON.parse(text), text);
+      if (isOurs()) this.adopt(readJson(text), text);
     } catch {
       if (isOurs()) setText(this.top, say(this.says.failed));
     } finally {

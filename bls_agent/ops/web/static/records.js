@@ -35,7 +35,7 @@ export class Entry {
   // The text that is searched, with all that the server's search reads.
   get sought() {
     const { message, metadata } = this.record;
-    const fields = Object.entries(metadata ?? {}).map(([name, value]) => `${name}=${value}`);
+    const fields = Object.entries(metadata ?? {}).map(([name, value]) => `${name}=${plain(value)}`);
     return [message, ...fields, JSON.stringify(metadata)].join("\n").toLowerCase();
   }
 
@@ -100,6 +100,18 @@ export function unfolder(row, details) {
   });
   return button;
 }
+
+// Read JSON; integers that a double cannot hold become BigInt, which JSON.stringify() writes as they were.
+export const readJson = (text) => JSON.parse(text, JSON.rawJSON && /\d{16}/.test(text) ? keepInteger : undefined);
+
+function keepInteger(_, value, context) {
+  const isLossy = typeof value === "number" && context && !Number.isSafeInteger(value);
+  return isLossy && /^-?\d+$/.test(context.source) ? BigInt(context.source) : value;
+}
+
+BigInt.prototype.toJSON = function () {
+  return JSON.rawJSON(String(this));
+};
 
 // Read JSON and keep numbers as they were written; return null if doubles can hold all numbers.
 export function exactly(text) {

@@ -4,6 +4,7 @@ import { byId, root, say, setText, visible } from "./chrome.js";
 import { markDays, sayMoment } from "./clock.js";
 import { EventRow, NoteRow, SpeechRow, speakerOf, spoken } from "./event_rows.js";
 import { Pane, takeOff, tooMany } from "./pane.js";
+import { readJson } from "./records.js";
 import { follow, showLink } from "./stream.js";
 
 const PAGE = 500; // older events that are read at once
@@ -73,7 +74,7 @@ export class Timeline extends Pane {
   }
 
   take(data) {
-    const events = JSON.parse(data);
+    const events = readJson(data);
     this.place = events.at(-1).id;
     const box = document.documentElement.dataset;
     box.events = String(Number(box.events ?? 0) + events.length); // number of events so far
@@ -123,7 +124,7 @@ export class Timeline extends Pane {
     takeOff(this.rows);
     this.rows = [];
     this.end = 0;
-    this.before = this.coming[0].first;
+    this.before = firstEvent(this.coming);
     setText(this.top, "");
   }
 
@@ -131,13 +132,16 @@ export class Timeline extends Pane {
     const rows = this.coming.splice(0, PORTION);
     this.rows.push(...rows);
     this.list.append(this.render(rows));
-    for (const row of this.grown) row.grow();
+    for (const row of this.grown) {
+      row.grow();
+      if (row.element) row.element.hidden = !row.matches(this.wanted, this.needle);
+    }
     this.grown.clear();
     this.mark();
     const excess = tooMany(this.rows);
     if (excess > 0) {
       takeOff(this.rows.splice(0, excess));
-      this.before = this.rows[0].first;
+      this.before = firstEvent(this.rows);
     }
     this.count = this.coming.length;
     this.toEnd();
@@ -212,6 +216,9 @@ export class Timeline extends Pane {
     this.showFound();
   }
 }
+
+// Return the id of the first event in rows; a note has the id of the event before the note.
+const firstEvent = (rows) => (rows.find((row) => !(row instanceof NoteRow)) ?? rows[0]).first;
 
 // Make the rows of a page of older events.
 function oldRows(events, data) {
