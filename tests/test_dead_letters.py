@@ -218,6 +218,15 @@ async def test_what_each_process_has_in_hand(
         go_on.set()
 
 
+async def test_a_lease_without_an_end(own_server: DevServer, admin: Redis) -> None:
+    """Its process counts as alive, as it does for the other processes."""
+    await admin.hset(LISTS, mapping={inflight("甲"): 1, inflight("乙"): 1})
+    await admin.set(owner("甲"), "x")
+    async with Console(own_server.url) as console:
+        found = await console.in_hand(PROJECT)
+    assert {one.instance: one.alive for one in found} == {"甲": True, "乙": False}
+
+
 async def _is(read: Callable[[], Any], wanted: object) -> bool:
     return bool(await read() == wanted)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent import Console, ProjectAgent, Reject, SyncConsole
+from bls_agent import ArgumentError, Console, ProjectAgent, Reject, SyncConsole
 from tests.harness import records, status_of
 from tests.programs import run_python
 
@@ -174,9 +174,36 @@ class Doubtful:
         raise ValueError
 
 
+class Uncounted(Mapping[str, object]):
+    """Cannot say how much it holds."""
+
+    def __getitem__(self, name: str) -> object:
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        raise TypeError
+
+
+class BareArgumentError(ArgumentError):
+    """Does not call the constructor of its base, either."""
+
+    def __init__(self) -> None:
+        pass
+
+
 HANDLERS: dict[str, tuple[Callable[[], Any], str]] = {
     "rejects without a reason": (raising_in_loop(OutOfStockError("茶")), "rejected"),
     "rejects with doubt": (raising(Reject("x", Doubtful())), "rejected"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    "rejects for a doubtful reason": (raising(Reject(Doubtful())), "rejected"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    "rejects for an unspeakable reason": (
+        raising(Reject(UnspeakableError())),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        "rejected",
+    ),
+    "rejects with the uncounted": (raising(Reject("x", Uncounted())), "failed"),
+    "argument error without fields": (raising(BareArgumentError()), "rejected"),
     "base exception": (raising_in_loop(Stranger("x")), "failed"),
     "base exception, plain": (raising(Stranger("x")), "failed"),
     "generator exit": (raising_in_loop(GeneratorExit()), "failed"),

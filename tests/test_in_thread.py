@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import os
 import re
 import signal
@@ -96,6 +97,17 @@ def test_a_plain_program_is_on_the_console(
     assert console.status(project) is Status.OFFLINE
     assert repr(thread) == f"<AgentThread {project!r} left>"
     assert not [r for r in caplog.records if r.name.startswith("bls_agent")]
+
+
+@pytest.mark.usefixtures("console")  # it removes the keys
+def test_a_wait_without_a_limit(redis_url: str, project: str) -> None:
+    """It is infinity; a number that no operating system can wait for is refused."""
+    with ProjectAgent(project, redis=redis_url).in_thread() as thread:
+        thread.ready(math.inf)
+        assert thread.flush(math.inf)
+        for wait in (thread.ready, thread.flush):
+            with pytest.raises(ConfigurationError, match="at most 100,000,000 seconds"):
+                wait(sys.maxsize)
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["refused", "silent"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import UserDict
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -213,6 +214,29 @@ async def test_whatever_the_metadata_holds(
     big = name in ("ten_megabytes", "controls", "many", "wide")
     assert ("truncated" in first) is big
     assert first["before"] == 1
+
+
+class Unreadable(UserDict[str, object]):
+    """A mapping that raises when it is read."""
+
+    def __getitem__(self, name: str) -> object:
+        raise ValueError(name)
+
+
+async def test_metadata_of_another_library_that_is_no_mapping(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """The record is written all the same, also if other fields are added to it."""
+    odd: list[Any] = [None, ["a"], Unreadable({"order": 7})]
+    async with ProjectAgent(project, redis=redis_url) as agent:
+        for log in (agent.log, agent.log.bind(shop="茶")):
+            for metadata in odd:
+                log.write("info", "x", metadata)
+        assert await agent.flush()
+        assert not agent.stats().logs_not_encoded
+    found = [record["metadata"] for record in await records(redis, project)]
+    assert ["metadata" in one for one in found] == [False, True, True] * 2
+    assert [one.get("shop") for one in found] == [None] * 3 + ["茶"] * 3
 
 
 async def test_a_repr_that_logs(redis_url: str, redis: Redis, project: str) -> None:

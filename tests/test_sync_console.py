@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -120,6 +121,9 @@ def test_errors_are_the_other_one_s(
         SyncConsole("http://127.0.0.1")
     with pytest.raises(ConfigurationError):
         console.send(project, " ")
+    every: Any = None
+    with pytest.raises(ConfigurationError, match=r"^all: "):
+        console.discard(project, all=every)
     with SyncConsole(AWAY) as away, pytest.raises(RedisUnavailableError):
         away.projects()
     with pytest.raises(UnknownProjectError):

@@ -243,10 +243,11 @@ class AgentCollector(Collector):
         classes = tuple(_BY_CLASS)
         if not sources or not all(isinstance(source, classes) for source in sources):
             raise ConfigurationError("sources", sources, rule)
-        limits = pairwise((0.0, *buckets, math.inf))
-        if not buckets or not all(one < next_one for one, next_one in limits):
-            raise ConfigurationError("buckets", buckets, "ascending seconds above 0")
-        bounds = tuple(float(bound) for bound in buckets)
+        given = tuple(buckets)  # perhaps an iterator, which can be read only once
+        limits = pairwise((0.0, *given, math.inf))
+        if not given or not all(one < next_one for one, next_one in limits):
+            raise ConfigurationError("buckets", given, "ascending seconds above 0")
+        bounds = tuple(float(bound) for bound in given)
         self._sources = dict.fromkeys(sources)
         self._recorders: dict[object, _CommandRecorder] = {}
         for source in self._sources:

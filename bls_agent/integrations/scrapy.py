@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar, cast
 
 from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.core.backoff import Backoff
@@ -66,7 +66,7 @@ MARK: Final = "crawl_queue"
 AHEAD: Final = 8  # requests that are taken before Scrapy asks for them
 LOOK_EVERY: Final = 0.5  # seconds between two checks whether requests are left
 CLOSE_TIME: Final = 10.0  # seconds at the end to finish requests to Redis
-
+N = TypeVar("N", int, float)
 _log = logging.getLogger(__name__)
 
 
@@ -93,6 +93,13 @@ def _place_of(crawler: Crawler) -> tuple[str | None, str, str]:
     if name is None:
         name = cast("Spider", crawler.spider).name
     return settings.get("BLS_REDIS_URL") or settings.get("REDIS_URL"), project, name
+
+
+def _read_number(read: Callable[[str, N], N], name: str, default: N) -> N:
+    try:
+        return read(name, default)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(name, str(error), "a number") from None
 
 
 class CrawlDedupPipeline(DedupPipeline):
@@ -167,10 +174,13 @@ def write_request(request: Request, spider: Spider | None = None) -> CrawlReques
         if name not in Request.attributes
         or (value and (name, value) != ("encoding", "utf-8"))
     }
-    if several:
-        rest["headers"] = several
+    rest |= {"headers": several} if several else {}
     whole = {**meta, MARK: rest}
-    _refuse_odd("meta", whole)
+    try:
+        _refuse_odd("meta", whole)
+    except RecursionError:
+        rule = "it contains itself, or has too many levels"
+        raise ConfigurationError("meta", meta, rule) from None
     return CrawlRequest(url, method, headers or None, body, whole, callback)
 
 
@@ -207,9 +217,7 @@ def read_request(request: CrawlRequest, spider: Spider | None = None) -> Request
     """
     meta = dict(request.meta or {})
     rest = meta.pop(MARK, None)
-    values: dict[str, Any] = {}
-    if isinstance(rest, dict):
-        values |= cast("dict[str, Any]", rest)
+    values = {**cast("dict[str, Any]", rest if isinstance(rest, dict) else {})}
     headers = {**(request.headers or {}), **values.get("headers", {})}
     values |= {
         "url": request.url,
@@ -250,9 +258,8 @@ class CrawlScheduler(BaseScheduler):
     A request is acknowledged when Scrapy has processed the whole output of its callback
     or errback, including the item pipelines, and its new requests are in Redis. So the
     requests of a killed process return to the queue when their leases end. A request
-    that cannot be written as JSON stays in the memory of the process that made the
-    request. The reactor's thread and the thread of an event loop share the scheduler,
-    which has many attributes because each thread has attributes of its own.
+    that cannot be written as JSON stays in the memory of its process. This class has
+    many attributes because the reactor's thread and the event loop's have their own.
 
     Settings: ``BLS_REDIS_URL`` or ``REDIS_URL`` (default: the variable
     ``BLS_REDIS_URL``), ``PROJECT_NAME`` (default: ``BOT_NAME``), ``SPIDER_NAME``
@@ -268,17 +275,14 @@ class CrawlScheduler(BaseScheduler):
         settings = crawler.settings
         self._crawler = crawler
         self._df = dupefilter
-        self._redis, self._project, self._name = _place_of(crawler)
-        self._queue = RequestQueue(
-            self._redis,
-            self._project,
-            self._name,
-            lease=settings.getfloat("BLS_CRAWL_LEASE", 60),
-            max_retries=settings.getint("BLS_CRAWL_MAX_RETRIES", 3),
-        )
+        self._redis, self._project, self._name = place = _place_of(crawler)
+        lease = _read_number(settings.getfloat, "BLS_CRAWL_LEASE", 60.0)
+        retries = _read_number(settings.getint, "BLS_CRAWL_MAX_RETRIES", 3)
+        self._queue = RequestQueue(*place, lease=lease, max_retries=retries)
         self._cleanup = settings.getbool("CLEANUP_REDIS_DATA")
         self._log_all = settings.getbool("SCHEDULER_DEBUG")
         self._throttled_log = ThrottledLog()
+        self._stats: Any = crawler.stats
         self._thread = LoopThread("bls-agent scrapy")
         # Used in the reactor's thread alone:
         self._out: dict[Request, _Held] = {}  # requests that Scrapy is processing
@@ -445,10 +449,6 @@ class CrawlScheduler(BaseScheduler):
         self._looking = False
         self._is_over = over and changes == self._changes
         self._wake()
-
-    @property
-    def _stats(self) -> Any:
-        return self._crawler.stats
 
     def _count(self, *names: str) -> None:
         for name in names:

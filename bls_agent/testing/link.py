@@ -19,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 
+from bls_agent.core.checks import check_count, check_seconds
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.redaction import mask_url
 
@@ -61,12 +62,19 @@ class Rate(Condition):
 
     bytes_per_second: float
 
+    def __post_init__(self) -> None:
+        rule = "more than 0 bytes per second"
+        check_seconds("bytes_per_second", self.bytes_per_second, rule)
+
 
 @dataclass(frozen=True)
 class Slices(Condition):
     """Bytes arrive in slices of this size."""
 
     size: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("size", self.size)
 
 
 @dataclass(frozen=True)

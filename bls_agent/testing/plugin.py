@@ -56,6 +56,8 @@ def bls_fleet(
     from bls_agent.testing.fleet import open_fleet  # noqa: PLC0415 - not before it is used
 
     marker = request.node.get_closest_marker("bls")
+    if marker is not None and marker.args:
+        pytest.fail("pass allow_failed=… to pytest.mark.bls by its name", pytrace=False)
     allow_failed = marker is not None and bool(marker.kwargs.get("allow_failed"))
     found = ""
     try:

@@ -88,7 +88,9 @@ def test_structlog_exceptions(agent: ProjectAgent, formats: bool) -> None:
     except ValueError as error:
         log.exception("failed", exc_info=True)
         log.critical("failed", exc_info=error)
-    for record, severity in zip(unsent_records(agent), (None, "CRITICAL"), strict=True):
+        log.error("failed", exc_info=1)
+    severities = (None, "CRITICAL", None)
+    for record, severity in zip(unsent_records(agent), severities, strict=True):
         assert record["level"] == "error"
         assert record["metadata"].get("severity") == severity
         found = record["metadata"]["exception"]

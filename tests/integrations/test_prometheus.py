@@ -224,11 +224,20 @@ def test_the_classic_format() -> None:
         ((ProjectAgent("甲"),), {"buckets": (1, 1)}),
         ((ProjectAgent("甲"),), {"buckets": (0, 1)}),
         ((ProjectAgent("甲"),), {"buckets": (1, math.nan)}),
+        ((ProjectAgent("甲"),), {"buckets": iter(())}),
     ],
 )
 def test_wrong_arguments_are_refused(sources: Any, options: Any) -> None:
     with pytest.raises(ConfigurationError):
         AgentCollector(*sources, **options)
+
+
+def test_buckets_may_be_an_iterator() -> None:
+    """It is read once."""
+    buckets: Any = iter((0.5, 1))
+    values = scrape(AgentCollector(ProjectAgent("甲"), buckets=buckets))
+    for bound in ("0.5", "1.0", "+Inf"):
+        assert f"bls_command_wait_seconds_bucket{{le={bound},project=甲}}" in values
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="cannot fork")

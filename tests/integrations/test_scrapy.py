@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from scrapy import Request, Spider
 
 CRAWL_KEYS = "crawlo:{}:*"
+CYCLE: dict[str, Any] = {}
+CYCLE["again"] = CYCLE
 
 
 def new_project() -> str:
@@ -203,6 +205,7 @@ def test_other_programs_queue_requests_too(spider: Any) -> None:
         ({"cb_kwargs": {"x": {1}}}, r"cb_kwargs'\]\['x'\].*no set"),
         ({"cookies": {"k": b"v"}}, r"cookies'\]\['k'\].*no bytes"),
         ({"meta": {"nan": float("nan")}}, "meta"),
+        ({"meta": CYCLE}, "contains itself"),
         ({"body": b"x" * 2**21}, "body"),
     ],
 )
@@ -246,6 +249,8 @@ def test_what_the_spider_has_not_is_refused(
         ({"PROJECT_NAME": "a", "SPIDER_NAME": "queue"}, "queue"),
         ({"PROJECT_NAME": "a", "BLS_REDIS_URL": "nowhere"}, "nowhere"),
         ({"PROJECT_NAME": "a", "BLS_CRAWL_LEASE": -1}, "lease"),
+        ({"PROJECT_NAME": "a", "BLS_CRAWL_LEASE": "abc"}, "BLS_CRAWL_LEASE"),
+        ({"PROJECT_NAME": "a", "BLS_CRAWL_MAX_RETRIES": "3.5"}, "BLS_CRAWL_MAX_RET"),
         (
             {"PROJECT_NAME": "a", "SCHEDULER": "scrapy.core.scheduler.Scheduler"},
             "SCHEDULER",

@@ -9,12 +9,12 @@ import time
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import nullcontext, suppress
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import pytest
 
-from bls_agent import Console, ProjectAgent
+from bls_agent import ConfigurationError, Console, ProjectAgent
 from bls_agent.connection.endpoint import packer
 from bls_agent.testing import FaultProxy as PublicProxy
 from tests.harness import eventually
@@ -159,6 +159,15 @@ async def test_the_rate_is_limited(proxy: FaultProxy, peer: Peer) -> None:
         peer.send("ECHO", "x" * 2_000)
         await peer.read(2_000)
         assert time.monotonic() - begin >= 0.15
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(Slices, 0), (Slices, 1.5), (Rate, 0), (Rate, float("nan"))]
+)
+def test_a_link_that_carries_nothing_is_refused(kind: Any, value: Any) -> None:
+    """At once, and not in the task of a connection."""
+    with pytest.raises(ConfigurationError):
+        kind(value)
 
 
 async def test_slices_change_nothing(proxy: FaultProxy, peer: Peer) -> None:

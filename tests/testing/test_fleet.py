@@ -161,6 +161,19 @@ async def test_the_marker_ends_the_check(bls_fleet):
 """
 
 
+POSITIONAL = """
+@pytest.mark.bls(True)
+async def test_it(bls_fleet): ...
+"""
+
+
+def test_the_marker_takes_its_argument_by_name(shop: pytest.Pytester) -> None:
+    """It would have no effect otherwise, and nobody would see it."""
+    result = run(shop, POSITIONAL)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*pass allow_failed=* to pytest.mark.bls by its name"])
+
+
 def test_a_test_of_commands_passes(shop: pytest.Pytester) -> None:
     """What the test expects happens, over Redis; the module is as it was afterwards."""
     run(shop, COMMANDS).assert_outcomes(passed=COMMANDS.count("async def test_"))

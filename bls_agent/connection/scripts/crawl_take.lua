@@ -34,6 +34,22 @@ local function count(name, by)
   end
 end
 
+-- Counts a failure: see crawl_settle.lua.
+local function count_failure(member)
+  local key = ARGV[4] .. member
+  local failures = redis.pcall('INCR', key)
+  if type(failures) ~= 'number' or failures < 1 or failures >= 1000000000 then
+    redis.pcall('DEL', key)
+    redis.pcall('INCR', key)
+  end
+end
+
+local function failures_of(member)
+  local text = redis.pcall('GET', ARGV[4] .. member)
+  local is_count = type(text) == 'string' and #text < 10 and string.match(text, '^%d+$')
+  return is_count and tonumber(text) or 0
+end
+
 redis.call('ZCARD', KEYS[1])
 redis.call('HLEN', KEYS[2])
 redis.call('HLEN', KEYS[4])
@@ -55,7 +71,7 @@ for _, member in ipairs(
     redis.call('HSET', KEYS[2], member, body)
   end
   if held then
-    redis.pcall('INCR', ARGV[4] .. member)
+    count_failure(member)
     expired = expired + 1
   end
   redis.call('ZREM', KEYS[3], member)
@@ -86,11 +102,10 @@ for at = 1, #found, 2 do
   end
   redis.call('ZREM', KEYS[1], member)
   redis.call('HDEL', KEYS[2], member)
-  local failures = redis.pcall('GET', ARGV[4] .. member)
   reply[#reply + 1] = member
   reply[#reply + 1] = body
   reply[#reply + 1] = priority
-  reply[#reply + 1] = type(failures) == 'string' and tonumber(failures) or 0
+  reply[#reply + 1] = failures_of(member)
 end
 count('taken', (#reply - 1) / 4)
 

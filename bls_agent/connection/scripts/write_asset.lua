@@ -8,6 +8,7 @@
 -- ARGV[2]  id
 -- ARGV[3]  summary for the index; nothing to delete the asset
 -- ARGV[4]  how many changes are kept
+-- ARGV[5]  the stored creation time if readers cannot read it, or nothing
 -- ARGV[…]  field and value in turn; no value to remove the field
 --
 -- Writes or deletes an asset. Returns "created", "updated" or "deleted". Returns "same" and
@@ -21,7 +22,7 @@
 -- a cluster, where the keys are in different slots.
 local id, summary = ARGV[2], ARGV[3]
 local names, values, removed = {}, {}, {}
-for at = 5, #ARGV, 2 do
+for at = 6, #ARGV, 2 do
   names[#names + 1] = ARGV[at]
   values[#values + 1] = ARGV[at + 1]
 end
@@ -58,14 +59,8 @@ else
       fields[#fields + 1] = value
     end
   end
-  -- A creation time that another program wrote is kept if readers can read it: at most 20
-  -- digits of seconds, with or without a fraction, or a date with or without a time. A date
-  -- without hyphens is followed by a time, because digits alone are seconds.
-  local at = before[1] or ''
-  local whole = string.match(at, '^(%d+)%.?%d*$')
-  local month, day = string.match(at, '^%d%d%d%d%-?(%d%d)%-?(%d%d)[%d:.,+TZ_ -]*$')
-  local created = whole and #whole <= 20
-    or not whole and month and tonumber(month) <= 12 and tonumber(day) <= 31
+  -- A creation time that another program wrote is kept if readers can read it.
+  local created = before[1] and before[1] ~= ARGV[5]
   if #fields + #removed > 0 or not created then
     local now = redis.call('TIME')[1]
     fields[#fields + 1] = 'updated_at'
