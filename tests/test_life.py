@@ -210,7 +210,7 @@ async def test_a_second_signal_hurries_what_cannot_be_put_back(
     url = await url_with_rights(admin, own_server, "+@all", "-lpush", "~*", "&*")
     await admin.rpush(f"{project}_控制", *[b'{"command":"slow"}'] * 2)
     hurry = {"BLS_PREFETCH": "2", "BLS_MODE": "blocking"}
-    with Program("-c", SERVICE, project, url, "2", env=hurry) as service:
+    with Program("-c", SERVICE, project, url, "1", env=hurry) as service:
         assert service.line() == "started"
         service.send_signal(signal.SIGTERM)
         assert service.line() == "done"

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 
-from bls_agent.core.checks import check_count, check_seconds
+from bls_agent.core.checks import check_count
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.redaction import mask_url
 
@@ -63,8 +63,9 @@ class Rate(Condition):
     bytes_per_second: float
 
     def __post_init__(self) -> None:
-        rule = "more than 0 bytes per second"
-        check_seconds("bytes_per_second", self.bytes_per_second, rule)
+        if not self.bytes_per_second > 0:
+            rule = "more than 0 bytes per second"
+            raise ConfigurationError("bytes_per_second", self.bytes_per_second, rule)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ end
 local function count_failure(member)
   local key = ARGV[4] .. member
   local failures = redis.pcall('INCR', key)
+  if type(failures) == 'table' and string.find(failures.err, 'WRONGTYPE', 1, true) then
+    return
+  end
   if type(failures) ~= 'number' or failures < 1 or failures >= 1000000000 then
     redis.pcall('DEL', key)
     redis.pcall('INCR', key)
