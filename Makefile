@@ -32,7 +32,7 @@ help:
 	@echo 'make dist    wheel, sdist and the list of what they need, built twice and tried'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
 	@echo 'make load    the doctor, the registry, and the console for ten minutes, under a large fleet'
-	@echo 'make chaos   every fault in every mode, and docs/ledger.md (25 minutes at most)'
+	@echo 'make chaos   every fault in every mode, and docs/ledger.md (about half an hour)'
 	@echo 'make screenshots   pictures of the console for the documents, by chromium'
 	@echo 'make clean   remove .venv and what the tools left behind'
 	@echo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
@@ -179,24 +179,23 @@ _LISTS: Final = ("created", "updated", "deleted", "kept")
 
 def _check_types(report: SyncReport) -> None:
     """Raise TypeError if a value of a report that was read has the wrong type."""
-    for name, default in _DEFAULTS.items():
-        value, kind = getattr(report, name), type(default)
-        if not isinstance(value, (int, float) if kind is float else kind):
-            message = f"its {name} is no {kind.__name__}"
+    for one in fields(report):
+        kinds = _KINDS.get(str(one.type), object)
+        if not isinstance(getattr(report, one.name), kinds):
+            message = f"its {one.name} is no {one.type}"
             raise TypeError(message)
-    texts = [one for name in _LISTS for one in getattr(report, name)]
-    texts += [getattr(one, name) for one in report.broken for name in _FAULT_TEXTS]
-    if not all(isinstance(one, str) for one in texts):
+    texts = [text for name in _LISTS for text in getattr(report, name)]
+    texts += [getattr(fault, name) for fault in report.broken for name in _FAULT_TEXTS]
+    if not all(isinstance(text, str) for text in texts):
         message = "one of its ids or faults is no text"
         raise TypeError(message)
 
 
-# Field of a report → a value of the right type.
-_DEFAULTS: Final[dict[str, str | int | float]] = {
-    "status": "", "commit": "", "reason": "", "source": "", "content": "",
-    "base_path": "", "seconds": 0.0, "total": 0,
+# Annotation of a field → the types that JSON gives for it.
+_KINDS: Final[dict[str, type | tuple[type, ...]]] = {
+    "str": str, "int": int, "float": (int, float)
 }  # fmt: skip
-_FAULT_TEXTS: Final = ("path", "reason", "remedy", "field", "id")
+_FAULT_TEXTS: Final = [one.name for one in fields(ManifestFault) if one.type == "str"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

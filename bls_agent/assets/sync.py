@@ -410,12 +410,11 @@ class AssetSync:
         for name in ("created", "updated", "deleted", "kept"):
             shown[name] = shown[name][:KEPT]
         shown["broken"] = shown["broken"][:SHOWN_FAULTS]
-        requests: list[Request] = [("HSET", STATE, *fields)]
+        requests = [("SET", REPORT, encode(shown)), ("HSET", STATE, *fields)]
         (before,) = await self.library.pool.read_many([("GET", REPORT)])
         # SET would replace a key of another type, which may belong to somebody else.
-        if getattr(before, "kind", "") != "wrong_type":
-            requests.insert(0, ("SET", REPORT, encode(shown)))
-        await self._send(requests)
+        is_foreign = getattr(before, "kind", "") == "wrong_type"
+        await self._send(requests[1:] if is_foreign else requests)
 
     async def _send(self, requests: Sequence[Request]) -> None:
         for reply in await self.library.pool.call_many(requests):

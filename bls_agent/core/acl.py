@@ -388,12 +388,12 @@ def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | Non
 
     ``by_key`` means that the command itself is allowed, but not on this key.
     """
-    words = [str(decode_key(w) if isinstance(w, bytes) else w) for w in request[:4]]
-    name, key = words[0].lower(), "".join(words[1:2])
+    words = [decode_key(w) if isinstance(w, bytes) else str(w) for w in request]
+    name, key = words[0].lower(), words[1] if len(words) > 1 else ""
     if name == "client":
         name = f"client|{key.lower()}"
     elif name.startswith("eval"):
-        key = "".join(words[3:4])  # the key after the script and the number of keys
+        key = words[3] if len(words) > 3 else ""  # noqa: PLR2004 - EVAL, script, count
     option = "GET" if by_key and request[-1] == "GET" else ""
     for right in RIGHTS:
         named = name in right.command.split() and right.option == option

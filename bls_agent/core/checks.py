@@ -7,9 +7,12 @@ rule.
 from __future__ import annotations
 
 import math
-from typing import Final, TypeGuard
+from collections.abc import Callable
+from typing import Any, Final, TypeGuard, TypeVar
 
 from bls_agent.core.errors import ConfigurationError
+
+N = TypeVar("N", int, float)
 
 LARGEST: Final = 100_000_000  # limit of a count, or of seconds, without its own limit
 
@@ -48,6 +51,14 @@ def check_count(
     if not least <= value <= most:
         raise ConfigurationError(name, value, f"it must be from {least:,} to {most:,}")
     return value
+
+
+def to_number(name: str, value: object, kind: Callable[[Any], N]) -> N:
+    """Convert the value of a setting with ``int`` or ``float``."""
+    try:
+        return kind(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigurationError(name, value, "it is a number") from None
 
 
 def check_text(name: str, value: object) -> str:

@@ -9,7 +9,7 @@ from bls_agent.connection.access import RedisOrAgent, Store
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.pool import MANY
 from bls_agent.connection.scripts import ADD_SEEN
-from bls_agent.core.checks import check_seconds, refuse_text
+from bls_agent.core.checks import check_seconds, refuse_text, to_number
 from bls_agent.core.errors import (
     ConfigurationError,
     DuplicateItem,
@@ -244,10 +244,7 @@ class DedupPipeline:
         manager = RedisKeyManager.from_settings(settings)
         url = settings.get("REDIS_URL", None) or settings.get("BLS_REDIS_URL", None)
         given = settings.get("REDIS_TTL", None)
-        try:
-            ttl = float(given or 0) or None
-        except (TypeError, ValueError, OverflowError):
-            raise ConfigurationError("REDIS_TTL", given, "it is a number") from None
+        ttl = to_number("REDIS_TTL", given or 0, float) or None
         project, spider = manager.project_name, manager.spider_name
         seen = SeenFilter(url, project, spider, ttl=ttl, kind="item")
         return cls(seen, cleanup=read_flag(settings, "CLEANUP_REDIS_DATA"))

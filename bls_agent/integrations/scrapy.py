@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast
 
 from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.core.backoff import Backoff
+from bls_agent.core.checks import to_number
 from bls_agent.core.errors import (
     BlsError,
     ConfigurationError,
@@ -66,7 +67,7 @@ MARK: Final = "crawl_queue"
 AHEAD: Final = 8  # requests that are taken before Scrapy asks for them
 LOOK_EVERY: Final = 0.5  # seconds between two checks whether requests are left
 CLOSE_TIME: Final = 10.0  # seconds at the end to finish requests to Redis
-N = TypeVar("N", int, float)
+
 _log = logging.getLogger(__name__)
 
 
@@ -93,13 +94,6 @@ def _place_of(crawler: Crawler) -> tuple[str | None, str, str]:
     if name is None:
         name = cast("Spider", crawler.spider).name
     return settings.get("BLS_REDIS_URL") or settings.get("REDIS_URL"), project, name
-
-
-def _read_number(read: Callable[[str, N], N], name: str, default: N) -> N:
-    try:
-        return read(name, default)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(name, str(error), "a number") from None
 
 
 class CrawlDedupPipeline(DedupPipeline):
@@ -174,7 +168,8 @@ def write_request(request: Request, spider: Spider | None = None) -> CrawlReques
         if name not in Request.attributes
         or (value and (name, value) != ("encoding", "utf-8"))
     }
-    rest |= {"headers": several} if several else {}
+    if several:
+        rest["headers"] = several
     whole = {**meta, MARK: rest}
     try:
         _refuse_odd("meta", whole)
@@ -217,7 +212,9 @@ def read_request(request: CrawlRequest, spider: Spider | None = None) -> Request
     """
     meta = dict(request.meta or {})
     rest = meta.pop(MARK, None)
-    values = {**cast("dict[str, Any]", rest if isinstance(rest, dict) else {})}
+    values: dict[str, Any] = {}
+    if isinstance(rest, dict):
+        values |= cast("dict[str, Any]", rest)
     headers = {**(request.headers or {}), **values.get("headers", {})}
     values |= {
         "url": request.url,
@@ -276,9 +273,12 @@ class CrawlScheduler(BaseScheduler):
         self._crawler = crawler
         self._df = dupefilter
         self._redis, self._project, self._name = place = _place_of(crawler)
-        lease = _read_number(settings.getfloat, "BLS_CRAWL_LEASE", 60.0)
-        retries = _read_number(settings.getint, "BLS_CRAWL_MAX_RETRIES", 3)
-        self._queue = RequestQueue(*place, lease=lease, max_retries=retries)
+        lease, retries = "BLS_CRAWL_LEASE", "BLS_CRAWL_MAX_RETRIES"
+        self._queue = RequestQueue(
+            *place,
+            lease=to_number(lease, settings.get(lease, 60), float),
+            max_retries=to_number(retries, settings.get(retries, 3), int),
+        )
         self._cleanup = settings.getbool("CLEANUP_REDIS_DATA")
         self._log_all = settings.getbool("SCHEDULER_DEBUG")
         self._throttled_log = ThrottledLog()

@@ -397,9 +397,7 @@ async def test_more_ends_at_once_than_one_write_holds(queue: RequestQueue) -> No
         holding += 1
         for _ in range(count - 1):
             tasks.start_soon(crawl)
-        with anyio.fail_after(4):
-            while len(confirmed) < count - 1:
-                await anyio.sleep(0.01)
+        await eventually(lambda: len(confirmed) == count - 1, 4)
     assert all(confirmed)
 
 

@@ -156,8 +156,8 @@ ADD_MEMBERS: Final = Script("add_members")
 ADD_SEEN: Final = Script("add_seen")
 BEAT: Final = Script("beat", behind="lease")
 CRAWL_PUSH: Final = Script("crawl_push")
-CRAWL_SETTLE: Final = Script("crawl_settle")
-CRAWL_TAKE: Final = Script("crawl_take")
+CRAWL_SETTLE: Final = Script("crawl_settle", behind="crawl_failures")
+CRAWL_TAKE: Final = Script("crawl_take", behind="crawl_failures")
 END_LEASE: Final = Script("end_lease")
 EXCHANGE: Final = Script(
     "exchange",

@@ -45,21 +45,6 @@ local function count(name)
   redis.pcall('HINCRBY', KEYS[7], name, 1)
 end
 
--- Counts a failure. A value that another program has written and that is no count is replaced,
--- because otherwise the retries of the request would never end. A key of another type is
--- left alone.
-local function count_failure(member)
-  local key = ARGV[2] .. member
-  local failures = redis.pcall('INCR', key)
-  if type(failures) == 'table' and string.find(failures.err, 'WRONGTYPE', 1, true) then
-    return
-  end
-  if type(failures) ~= 'number' or failures < 1 or failures >= 1000000000 then
-    redis.pcall('DEL', key)
-    redis.pcall('INCR', key)
-  end
-end
-
 local function release(member)
   redis.call('ZREM', KEYS[3], member)
   redis.call('HDEL', KEYS[4], member)
@@ -101,7 +86,7 @@ function act.retry(member, priority, milliseconds)
   redis.call('HSET', KEYS[6], member, priority)
   redis.call('ZADD', KEYS[3], later(milliseconds), member)
   redis.call('HDEL', KEYS[5], member)
-  count_failure(member)
+  count_failure(ARGV[2] .. member)
   count('retried')
 end
 function act.fail(member, priority, entry)

@@ -34,19 +34,6 @@ local function count(name, by)
   end
 end
 
--- Counts a failure: see crawl_settle.lua.
-local function count_failure(member)
-  local key = ARGV[4] .. member
-  local failures = redis.pcall('INCR', key)
-  if type(failures) == 'table' and string.find(failures.err, 'WRONGTYPE', 1, true) then
-    return
-  end
-  if type(failures) ~= 'number' or failures < 1 or failures >= 1000000000 then
-    redis.pcall('DEL', key)
-    redis.pcall('INCR', key)
-  end
-end
-
 local function failures_of(member)
   local text = redis.pcall('GET', ARGV[4] .. member)
   local is_count = type(text) == 'string' and #text < 10 and string.match(text, '^%d+$')
@@ -74,7 +61,7 @@ for _, member in ipairs(
     redis.call('HSET', KEYS[2], member, body)
   end
   if held then
-    count_failure(member)
+    count_failure(ARGV[4] .. member)
     expired = expired + 1
   end
   redis.call('ZREM', KEYS[3], member)

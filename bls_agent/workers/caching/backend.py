@@ -241,18 +241,18 @@ class DistributedLock:
         policy, pause = self._function.policy, Backoff(base=LOCK_BASE, cap=LOCK_CAP)
         end = anyio.current_time() + policy.lock_timeout
         while not self._backend.availability.away:
-            is_taken = await self._is_taken()
+            is_held_elsewhere = await self._take()
             found = await read()
             if found.fresh:
                 await self.leave()
                 return found
             left = end - anyio.current_time()
-            if not is_taken or not found.writable or left <= 0:
+            if not is_held_elsewhere or not found.writable or left <= 0:
                 return None
             await anyio.sleep(min(pause.failed(), left))
         return None
 
-    async def _is_taken(self) -> bool:
+    async def _take(self) -> bool:
         """Take the lock if it is free. Return whether another process has the lock.
 
         Return ``False``, too, if Redis does not reply.

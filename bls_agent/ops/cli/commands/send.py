@@ -321,6 +321,7 @@ async def _call_all(
 def _show_outcome(
     invocation: Invocation, outcome: Outcome, instance: str | None = None
 ) -> None:
+    """Print an outcome, for a broadcast with its instance (``""`` if it is unknown)."""
     record: dict[str, Any] = {} if instance is None else {"instance": instance}
     record |= outcome.metadata
     what = outcome.result if outcome.succeeded else outcome.error

@@ -268,7 +268,9 @@ def _waiting(code: str) -> Check:
     return check
 
 
-def _describe_status(status: bytes | None, intakes: list[bytes], now: float) -> str:
+def _describe_status(
+    status: bytes | None, intakes: list[bytes] | None, now: float
+) -> str:
     """Return a status, and the processes that take no commands, such as paused ones."""
     reports = read_reports(intakes or [], now).items()
     states = [f"{show(name)} {report.state}" for name, report in reports]
